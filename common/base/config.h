@@ -1,0 +1,86 @@
+/* The one typed configuration. Every setting is a row of the table below: key, C type, default,
+ * help. A file and `--set key=value` fill it; nothing is read from the environment, so what
+ * /v1/cluster and the start-up log show is what runs.
+ *
+ * File: lines `key = value`; `#` starts a comment; a line `[router]`, `[prefill]` or `[decode]`
+ * (or with a name, `[decode@1]`) makes the keys below it hold for that role (instance) alone. */
+#ifndef TD_COMMON_BASE_CONFIG_H
+#define TD_COMMON_BASE_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+
+enum { TD_CONFIG_STRING_MAX = 256 };
+
+/* X(key, field, kind, default, a, b, help)
+ *   kind S: string;  U: uint64 with range a..b;  B: bool (on|off);
+ *   kind E: one of the words of `b` (a '|' list), stored as the word's index in it. */
+#define TD_CONFIG_MAP(X)                                                                           \
+    X("model.dir", model_dir, S, "", 0, 0, "checkpoint folder (config.json, *.safetensors, tokenizer.json)") \
+    X("model.name", model_name, S, "", 0, 0, "name clients use; default: last part of model.dir")  \
+    X("numerics", numerics, E, 0, 0, "auto|plain|ref", "rounding rules of the forward pass")        \
+    X("index_key_dtype", index_key_dtype, E, 0, 0, "bf16|fp32|fp8|fp4", "how indexer keys are stored") \
+    X("index_sim4", index_sim4, B, 0, 0, 0, "FP4 rounding of index q and keys before storing")     \
+    X("score_dtype", score_dtype, E, 0, 0, "fp32|bf16", "index scores")                            \
+    X("kv_dtype", kv_dtype, E, 0, 0, "auto|bf16|fp8|fp32", "how window and compressed rows are stored") \
+    X("index_topk", index_topk, U, 0, 0, 2048, "entries per query in CSA layers; 0: the checkpoint's") \
+    X("max_context", max_context, U, 0, 0, 1048576, "tokens per sequence; 0: the checkpoint's limit") \
+    X("max_running", max_running, U, 16, 1, 1024, "sequences with a slot")                         \
+    X("pool_pages", pool_pages, U, 0, 0, 1u << 24, "pages of 256 tokens; 0: two full contexts' worth") \
+    X("chunk_tokens", chunk_tokens, U, 512, 1, 16384, "most tokens in one engine step")            \
+    X("threads", threads, U, 0, 0, 256, "compute threads of a worker; 0: one per core")            \
+    X("slab_bytes", slab_bytes, U, 8u << 20, 65536, 1u << 28, "send and landing slab size; raised to hold a slot") \
+    X("send_slabs", send_slabs, U, 2, 1, 64, "send slabs of a prefill worker")                     \
+    X("landing_slabs", landing_slabs, U, 2, 1, 64, "landing slabs granted to each prefill peer")   \
+    X("max_prefill_peers", max_prefill_peers, U, 4, 1, 64, "prefill workers a decode worker accepts") \
+    X("run_dir", run_dir, S, "/run/tandem", 0, 0, "sockets and the router's control address")      \
+    X("router.listen", router_listen, S, "127.0.0.1:8000", 0, 0, "HTTP address:port")              \
+    X("router.thinking", router_thinking, E, 0, 0, "thinking|chat", "mode when a request names none") \
+    X("router.colocate", router_colocate, B, 0, 0, 0, "let the decode worker prefill every prompt itself") \
+    X("router.max_body", router_max_body, U, 8u << 20, 1024, 1u << 30, "bytes of a request body")  \
+    X("router.max_requests", router_max_requests, U, 256, 1, 65536, "requests in flight before 429") \
+    X("router.default_max_tokens", router_default_max_tokens, U, 4096, 1, 1048576, "output limit when a request names none") \
+    X("heartbeat_ms", heartbeat_ms, U, 500, 10, 60000, "between heartbeats on every control link") \
+    X("peer_timeout_ms", peer_timeout_ms, U, 5000, 50, 600000, "silence after which a peer is lost") \
+    X("lease_ms", lease_ms, U, 10000, 100, 3600000, "an admission without news expires")           \
+    X("transfer_timeout_ms", transfer_timeout_ms, U, 10000, 100, 3600000, "one slab's way to decode, and the manifest's answer") \
+    X("queue_timeout_ms", queue_timeout_ms, U, 60000, 100, 3600000, "waiting for a pair of workers") \
+    X("log_level", log_level, E, 1, 0, "debug|info|warn|error", "least level logged")
+
+struct td_config {
+#define TD_CONFIG_FIELD_S(field) char field[TD_CONFIG_STRING_MAX];
+#define TD_CONFIG_FIELD_U(field) uint64_t field;
+#define TD_CONFIG_FIELD_B(field) bool field;
+#define TD_CONFIG_FIELD_E(field) uint32_t field;
+#define X(key, field, kind, def, a, b, help) TD_CONFIG_FIELD_##kind(field)
+    TD_CONFIG_MAP(X)
+#undef X
+};
+
+/* Words of the enumerated settings, in the order of the table. */
+enum { TD_NUMERICS_AUTO, TD_NUMERICS_PLAIN, TD_NUMERICS_REF };
+enum { TD_KEY_BF16, TD_KEY_FP32, TD_KEY_FP8, TD_KEY_FP4 };
+enum { TD_SCORE_FP32, TD_SCORE_BF16 };
+enum { TD_ROW_AUTO, TD_ROW_BF16, TD_ROW_FP8, TD_ROW_FP32 };
+enum { TD_MODE_THINKING, TD_MODE_CHAT };
+
+void td_config_defaults(struct td_config *c);
+
+/* Reads `path` for the role ("router", "prefill", "decode") and instance ("0"; "" for the router).
+ * Unknown keys, bad values and unknown sections are errors that name file and line. */
+TD_MUST_USE td_status td_config_load(struct td_config *c, const char *path, const char *role,
+                                     const char *instance, struct td_error *err);
+
+/* One "key=value". */
+TD_MUST_USE td_status td_config_set(struct td_config *c, const char *assignment,
+                                    struct td_error *err);
+
+/* Row i of the table as text, for logs and /v1/cluster; false past the last row. `value` must hold
+ * TD_CONFIG_STRING_MAX bytes. */
+bool td_config_row(const struct td_config *c, size_t i, const char **ret_key, char *value,
+                   const char **ret_help);
+
+#endif
