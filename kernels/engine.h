@@ -1,0 +1,81 @@
+/* The engine: a model, its KV pool and slots, and the workspace of a forward step.
+ *
+ * Synchronous and single-threaded towards its caller (inside, compute threads share a step). All
+ * memory is taken by td_engine_create and counted in td_engine_memory; a step allocates nothing.
+ * A token's result does not depend on what else is in the step, on how a prompt is cut into
+ * steps, or on which engine of equal numerics id computed its history. */
+#ifndef TD_KERNELS_ENGINE_H
+#define TD_KERNELS_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/config.h"
+#include "common/kv/layout.h"
+#include "kernels/model/model.h"
+
+struct td_engine;
+
+struct td_engine_options {
+    enum td_kv_row_dtype row_dtype;
+    enum td_kv_key_dtype key_dtype;
+    uint32_t index_topk;    /* 1..2048 */
+    uint32_t max_context;   /* tokens per sequence */
+    uint32_t pages, slots;  /* of the pool */
+    uint32_t max_tokens;    /* of one step, all runs together */
+    uint32_t max_runs;      /* of one step */
+    uint32_t threads;
+};
+
+/* Options from the configuration and the checkpoint: resolves every "auto", refuses what does not
+ * exist yet (numerics=ref, auto on a quantised checkpoint, fp4 keys, ...) with a sentence. */
+TD_MUST_USE td_status td_engine_options_from(const struct td_config *c,
+                                             const struct td_model_config *m,
+                                             struct td_engine_options *ret, struct td_error *err);
+
+/* `model` must outlive the engine. Pool and slots may live in memory given by the caller (e.g.
+ * registered for transfers): `pool` of layout.pool_bytes, `slots` of slots * layout.slot_bytes,
+ * both 64-aligned; NULL: the engine takes its own. */
+TD_MUST_USE td_status td_engine_create(const struct td_model *model,
+                                       const struct td_engine_options *o, struct td_engine **ret,
+                                       struct td_error *err);
+void td_engine_destroy(struct td_engine *e);
+
+const struct td_kv_layout *td_engine_layout(const struct td_engine *e);
+void *td_engine_pool(struct td_engine *e);
+void *td_engine_slot(struct td_engine *e, uint32_t slot);
+
+/* n consecutive tokens of one sequence starting at absolute position pos. Positions before pos
+ * must already be in the slot and pages (or pos == 0: the engine resets the slot itself). A slot
+ * may occur once per step. */
+struct td_run {
+    uint32_t slot;
+    uint32_t pos, n;
+    const int32_t *ids;      /* [n] */
+    const uint32_t *pages;   /* [ceil((pos + n) / 256)] page ids, by absolute index */
+    bool want_logits;        /* of the run's last token */
+};
+
+/* Optional record of what the indexer chose, for the last token of each run with want_logits. */
+struct td_capture {
+    uint32_t runs, csa_layers, topk;
+    int32_t *entries; /* [runs][csa_layers][topk], ascending, -1 = none; caller-owned */
+};
+
+/* Runs one step. *ret_logits points at [runs that want logits][vocab] fp32 in run order, valid
+ * until the next step. Bad arguments (limits, ids outside the vocabulary) are TD_INVALID and
+ * change nothing. */
+TD_MUST_USE td_status td_engine_step(struct td_engine *e, const struct td_run *runs,
+                                     uint32_t n_runs, const float **ret_logits,
+                                     struct td_capture *capture, struct td_error *err);
+
+struct td_engine_memory { /* bytes */
+    size_t weights, pool, slots, index_workspace, scratch;
+};
+void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret);
+
+/* Instruction set, build and modes as one line, and its hash: equal ids promise equal bits. */
+const char *td_engine_numerics(const struct td_engine *e, uint64_t *ret_id);
+
+#endif

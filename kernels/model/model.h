@@ -1,0 +1,74 @@
+/* A loaded checkpoint: configuration and one td_weight view per tensor, by layer.
+ *
+ * The files stay mapped for the life of the td_model; every shape has been checked against
+ * config.json, so kernels index without looking back. */
+#ifndef TD_KERNELS_MODEL_MODEL_H
+#define TD_KERNELS_MODEL_MODEL_H
+
+#include <stddef.h>
+
+#include "kernels/model/config.h"
+#include "kernels/model/weight.h"
+
+struct td_compressor_weights { /* d = 512 (main) or 128 (indexer); coff = 2 (CSA) or 1 (HCA) */
+    struct td_weight ape;      /* f32  [ratio, coff*d] */
+    struct td_weight wkv;      /* bf16 [coff*d, hidden] */
+    struct td_weight wgate;    /* bf16 [coff*d, hidden] */
+    struct td_weight norm;     /* bf16 [d] */
+};
+
+struct td_expert_weights {
+    struct td_weight w1; /* gate [inner, hidden] */
+    struct td_weight w3; /* up   [inner, hidden] */
+    struct td_weight w2; /* down [hidden, inner] */
+};
+
+struct td_hc_weights {     /* hyper-connection of one sub-layer; rows 24 = 4 pre + 4 post + 16 comb */
+    struct td_weight fn;   /* f32 [24, 4*hidden] */
+    struct td_weight base; /* f32 [24] */
+    struct td_weight scale;/* f32 [3] */
+};
+
+struct td_layer_weights {
+    struct td_weight attn_norm, ffn_norm; /* bf16 [hidden] */
+    struct td_hc_weights hc_attn, hc_ffn;
+    struct td_weight wq_a;   /* [q_lora, hidden] */
+    struct td_weight q_norm; /* bf16 [q_lora] */
+    struct td_weight wq_b;   /* [heads*512, q_lora] */
+    struct td_weight wkv;    /* [512, hidden] */
+    struct td_weight kv_norm;/* bf16 [512] */
+    struct td_weight sink;   /* f32 [heads] */
+    struct td_weight wo_a;   /* [o_groups*o_lora, heads/o_groups*512], rows of group g together */
+    struct td_weight wo_b;   /* [hidden, o_groups*o_lora] */
+    struct td_compressor_weights comp;       /* CSA and HCA layers */
+    struct td_weight index_wq_b;             /* CSA: [index_heads*128, q_lora] */
+    struct td_weight index_weights_proj;     /* CSA: [index_heads, hidden] */
+    struct td_compressor_weights index_comp; /* CSA */
+    struct td_weight gate;      /* [experts, hidden] */
+    struct td_weight gate_bias; /* f32 [experts]; absent in hash layers */
+    const int64_t *tid2eid;     /* [vocab, experts_per_token]; hash layers only, values checked */
+    struct td_expert_weights shared;
+    struct td_expert_weights *experts; /* [experts] */
+};
+
+struct td_model {
+    struct td_model_config config;
+    struct td_weight embed;    /* [vocab, hidden] */
+    struct td_weight head;     /* [vocab, hidden] */
+    struct td_weight norm;     /* [hidden] */
+    struct td_hc_weights hc_head; /* fn f32 [4, 4*hidden], base f32 [4], scale f32 [1] */
+    struct td_layer_weights *layer; /* [layers] */
+    /* Hash of config.json and of every tensor's name, dtype and shape plus samples of its bytes:
+     * equal for equal checkpoints, part of the fingerprint roles compare. */
+    uint64_t fingerprint;
+    size_t bytes; /* sum of the tensors' bytes */
+    struct td_model_files *files; /* mappings; private to the loader */
+};
+
+/* Opens DIR: config.json, model.safetensors or the shards of model.safetensors.index.json.
+ * Errors are one sentence naming file, tensor, expected and found. */
+TD_MUST_USE td_status td_model_open(const char *dir, struct td_model **ret, struct td_error *err);
+/* NULL and half-built models are fine. */
+void td_model_close(struct td_model *m);
+
+#endif

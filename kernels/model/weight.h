@@ -1,0 +1,34 @@
+/* One matrix of the checkpoint as stored, and its exact meaning as floats.
+ *
+ * A td_weight is a view into a mapped file: nothing is converted at load. Backends pack it into
+ * their private layout once; td_weight_row is the definition they are compared with. Formulas:
+ * the checkpoint formats of DeepSeek-V4 (e4m3 with e8m0 per 128x128 block; e2m1 with e8m0 per row
+ * and 32 inputs) and NVFP4 (e2m1, e4m3 per row and 16 inputs, one fp32 factor). */
+#ifndef TD_KERNELS_MODEL_WEIGHT_H
+#define TD_KERNELS_MODEL_WEIGHT_H
+
+#include <stdint.h>
+
+enum td_weight_format {
+    TD_W_NONE, /* absent */
+    TD_W_F32,
+    TD_W_BF16,
+    TD_W_FP8_BLOCK, /* e4m3 [rows, cols]; scale e8m0 [ceil(rows/128), ceil(cols/128)] */
+    TD_W_FP4,       /* e2m1 pairs [rows, cols/2], low nibble first; scale e8m0 [rows, cols/32] */
+    TD_W_NVFP4,     /* e2m1 pairs [rows, cols/2]; scale e4m3 [rows, cols/16]; times scale2 */
+};
+
+struct td_weight {
+    enum td_weight_format format;
+    uint32_t rows, cols; /* [out, in]; a vector has rows == 1 */
+    const void *data;    /* element-aligned at most; little-endian */
+    const void *scale;   /* NULL when the format has none */
+    float scale2;        /* NVFP4: weight_scale_2 */
+    float input_scale;   /* NVFP4: calibrated activation scale; not used in weight-only products */
+};
+
+/* Row `r` as fp32, `cols` values to `ret`. Exact: every format's value is representable except
+ * NVFP4's product with scale2, which is rounded once (e2m1 * e4m3 is exact). */
+void td_weight_row(const struct td_weight *w, uint32_t r, float *ret);
+
+#endif
