@@ -31,7 +31,9 @@ enum td_kv_row_dtype { TD_KV_ROW_BF16, TD_KV_ROW_FP32 };             /* 512 valu
 enum td_kv_key_dtype { TD_KV_KEY_BF16, TD_KV_KEY_FP32, TD_KV_KEY_FP8 }; /* 128 values */
 
 enum {
+    TD_KV_WIRE_VERSION = 1, /* of wire blocks and checksums; part of the fingerprint */
     TD_KV_MAX_LAYERS = 128,
+    TD_KV_MAX_PAGES = 1 << 24,
     TD_KV_PAGE_TOKENS = 256,
     TD_KV_CSA_PER_PAGE = 64,
     TD_KV_HCA_PER_PAGE = 2,
@@ -63,7 +65,8 @@ struct td_kv_layout {
     uint64_t fingerprint; /* wire layout + `model_fingerprint` + dtypes: peers compare it */
 };
 
-/* `ratio` [layers] of 0 | 4 | 128. */
+/* `ratio` [layers] of 0 | 4 | 128; `pages` 1..TD_KV_MAX_PAGES. INVALID with a sentence otherwise.
+ * All starts are multiples of 64 bytes, so a 64-aligned pool or slot has 64-aligned families. */
 TD_MUST_USE td_status td_kv_layout_init(struct td_kv_layout *l, uint32_t layers,
                                         const uint8_t *ratio, enum td_kv_row_dtype row,
                                         enum td_kv_key_dtype key, uint32_t pages,

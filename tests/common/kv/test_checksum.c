@@ -1,0 +1,205 @@
+/* The checksum against its definition, and what it must notice. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <cmocka.h>
+
+#include "common/kv/checksum.h"
+
+static uint64_t seed;
+
+static uint64_t next_random(void) {
+    seed += 0x9E3779B97F4A7C15u;
+    return td_mix64(seed);
+}
+
+static void fill(uint8_t *p, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)next_random();
+}
+
+/* The definition, one byte at a time and written without regard to speed. */
+static uint64_t definition(const uint8_t *p, size_t len) {
+    uint64_t sum = 0;
+    for (size_t block = 0; block * 1024 < len; block++)
+        for (uint32_t lane = 0; lane < 32; lane++) {
+            uint32_t a = 0x9E3779B1u * (lane + 1);
+            for (uint32_t k = 0; k < 8; k++) {
+                uint32_t w = 0;
+                for (uint32_t b = 0; b < 4; b++) {
+                    size_t at = block * 1024 + (k * 32 + lane) * 4 + b;
+                    w |= (uint32_t)(at < len ? p[at] : 0) << (8 * b);
+                }
+                a = (a ^ w) * 0x85EBCA77u;
+                a ^= a >> 15;
+            }
+            sum += td_mix64((uint64_t)(block * 32 + lane) << 32 | a);
+        }
+    return td_mix64(sum + td_mix64(len + 1));
+}
+
+static void test_definition(void **state) {
+    (void)state;
+    static uint8_t buf[9000];
+    fill(buf, sizeof buf);
+    for (size_t len = 0; len < 2200; len++)
+        assert_true(td_checksum(buf + len % 7, len) == definition(buf + len % 7, len));
+    assert_true(td_checksum(buf, sizeof buf) == definition(buf, sizeof buf));
+    /* Frozen: a change of the definition is a change of the wire version. */
+    for (size_t i = 0; i < 3000; i++)
+        buf[i] = (uint8_t)(i * 7 + i / 256);
+    assert_true(td_checksum(buf, 3000) == 0x1DFB221BA213433Full);
+    assert_true(td_checksum(buf, 0) == 0xC31ABAFE38B52013ull);
+}
+
+static void test_every_bit(void **state) {
+    (void)state;
+    static const size_t sizes[] = {1, 3, 4, 5, 128, 132, 1023, 1024, 1025, 2500};
+    uint8_t buf[2500];
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        for (int zero = 0; zero < 2; zero++) {
+            if (zero)
+                memset(buf, 0, sizeof buf);
+            else
+                fill(buf, sizeof buf);
+            uint64_t want = td_checksum(buf, sizes[s]);
+            for (size_t bit = 0; bit < sizes[s] * 8; bit++) {
+                buf[bit / 8] ^= (uint8_t)(1u << bit % 8);
+                assert_true(td_checksum(buf, sizes[s]) != want);
+                buf[bit / 8] ^= (uint8_t)(1u << bit % 8);
+            }
+        }
+}
+
+static void test_truncation(void **state) {
+    (void)state;
+    uint8_t buf[4096] = {0}; /* zeros: the padding of a shorter stream looks the same */
+    uint64_t seen[4097];
+    for (size_t len = 0; len <= 4096; len++)
+        seen[len] = td_checksum(buf, len);
+    for (size_t len = 1; len <= 4096; len++)
+        assert_true(seen[len] != seen[len - 1]);
+    for (int i = 0; i < 2000; i++) {
+        size_t a = next_random() % 4097, b = next_random() % 4097;
+        if (a != b) assert_true(seen[a] != seen[b]);
+    }
+}
+
+static void swap_bytes(uint8_t *a, uint8_t *b, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint8_t t = a[i];
+        a[i] = b[i];
+        b[i] = t;
+    }
+}
+
+static void test_swaps(void **state) {
+    (void)state;
+    static uint8_t buf[64 * 2048];
+    static const size_t rows[] = {4, 64, 128, 132, 256, 512, 1024, 2048};
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+        for (int i = 0; i < 300; i++) {
+            fill(buf, 64 * rows[r]);
+            size_t a = next_random() % 64, b = next_random() % 64;
+            /* Every third time the two rows differ in one bit only, often a word's top bit. */
+            if (a != b && i % 3 == 0) {
+                memcpy(buf + b * rows[r], buf + a * rows[r], rows[r]);
+                size_t at = next_random() % (rows[r] / 4) * 4 + 3;
+                buf[b * rows[r] + at] ^= i % 2 ? 0x80 : 1;
+            }
+            uint64_t want = td_checksum(buf, 64 * rows[r]);
+            swap_bytes(buf + a * rows[r], buf + b * rows[r], rows[r]);
+            assert_true((td_checksum(buf, 64 * rows[r]) == want) == (a == b));
+        }
+}
+
+/* Words one lane apart by whole rounds, equal but for the top bit: the case in which a plain
+ * multiply-and-add chain sees nothing. */
+static void test_swap_of_top_bits(void **state) {
+    (void)state;
+    uint8_t buf[1024];
+    for (uint32_t a = 0; a < 8; a++)
+        for (uint32_t b = 0; b < a; b++) {
+            fill(buf, sizeof buf);
+            memcpy(buf + a * 128, buf + b * 128, 128);
+            for (int i = 3; i < 128; i += 4)
+                buf[a * 128 + i] ^= 0x80;
+            uint64_t want = td_checksum(buf, sizeof buf);
+            swap_bytes(buf + a * 128, buf + b * 128, 128);
+            assert_true(td_checksum(buf, sizeof buf) != want);
+        }
+}
+
+static void test_parts(void **state) {
+    (void)state;
+    uint64_t a = td_checksum("a", 1), b = td_checksum("b", 1);
+    assert_true(td_checksum_part(a, 0) + td_checksum_part(b, 1) !=
+                td_checksum_part(b, 0) + td_checksum_part(a, 1));
+    assert_true(td_checksum_part(a, 0) != td_checksum_part(a, 1));
+    assert_true(td_checksum_part(a, 0) != td_checksum_part(b, 0));
+}
+
+static void test_prompt_hash(void **state) {
+    (void)state;
+    const int32_t ids[] = {5, 6, 7}, swapped[] = {6, 5, 7}, padded[] = {5, 6, 7, 0};
+    assert_true(td_prompt_hash(ids, 3) != td_prompt_hash(swapped, 3));
+    assert_true(td_prompt_hash(ids, 3) != td_prompt_hash(ids, 2));
+    assert_true(td_prompt_hash(ids, 3) != td_prompt_hash(padded, 4));
+    assert_true(td_prompt_hash(ids, 3) == td_prompt_hash(padded, 3));
+}
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Not a test: prints the rate beside memcpy's when asked to. */
+static void bench(void) {
+    size_t n = 64u << 20;
+    uint8_t *a = malloc(n), *b = malloc(n);
+    memset(a, 1, n);
+    memset(b, 2, n);
+    double copy = 1e9, check = 1e9;
+    uint64_t sink = 0;
+    for (int i = 0; i < 8; i++) {
+        double t0 = seconds();
+        memcpy(b, a, n);
+        double t1 = seconds();
+        sink += td_checksum(b, n);
+        double t2 = seconds();
+        if (t1 - t0 < copy) copy = t1 - t0;
+        if (t2 - t1 < check) check = t2 - t1;
+    }
+    printf("64 MiB: memcpy %.2f GB/s, checksum %.2f GB/s (%016llx)\n", (double)n / copy * 1e-9,
+           (double)n / check * 1e-9, (unsigned long long)sink);
+    n = 128u << 10;
+    double t0 = seconds();
+    for (int i = 0; i < 2000; i++)
+        sink += td_checksum(b + (sink & 64), n);
+    printf("128 KiB in cache: checksum %.2f GB/s (%016llx)\n",
+           2000 * (double)n / (seconds() - t0) * 1e-9, (unsigned long long)sink);
+    free(a);
+    free(b);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        bench();
+        return 0;
+    }
+    seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
+    printf("seed %llu\n", (unsigned long long)seed);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_definition),       cmocka_unit_test(test_every_bit),
+        cmocka_unit_test(test_truncation),       cmocka_unit_test(test_swaps),
+        cmocka_unit_test(test_swap_of_top_bits), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_prompt_hash),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,198 @@
+/* The layout against the byte formulas of the model, and every row in its own place. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "common/kv/layout.h"
+
+/* The real model: 43 layers, two plain, then CSA and HCA in turn: 21 and 20. */
+static void real_ratios(uint8_t ratio[43]) {
+    for (int i = 0; i < 43; i++)
+        ratio[i] = i < 2 ? 0 : i % 2 == 0 ? 4 : 128;
+}
+
+static struct td_kv_layout real_layout(enum td_kv_row_dtype row, enum td_kv_key_dtype key,
+                                       uint32_t pages) {
+    uint8_t ratio[43];
+    real_ratios(ratio);
+    struct td_kv_layout l;
+    struct td_error err;
+    assert_int_equal(td_kv_layout_init(&l, 43, ratio, row, key, pages, 7, &err), TD_OK);
+    return l;
+}
+
+static void test_real_model_bytes(void **state) {
+    (void)state;
+    struct td_kv_layout l = real_layout(TD_KV_ROW_BF16, TD_KV_KEY_BF16, 512);
+    assert_int_equal(l.csa_layers, 21);
+    assert_int_equal(l.hca_layers, 20);
+    assert_int_equal(l.pool_bytes, (size_t)512 * TD_KV_PAGE_TOKENS * 6880);
+    assert_int_equal(l.pool_bytes, 901775360); /* 131,072 tokens */
+    /* windows, CSA and indexer rings of 8, HCA rings */
+    assert_int_equal(l.slot_bytes, 5636096 + 1720320 + 10485760);
+    assert_int_equal(l.slot_csa, 5636096);
+
+    l = real_layout(TD_KV_ROW_BF16, TD_KV_KEY_FP8, 4096);
+    /* per token: CSA 21 x 1,024 / 4, index 21 x 132 / 4, HCA 20 x 1,024 / 128 */
+    assert_int_equal(l.pool_bytes, (size_t)4096 * TD_KV_PAGE_TOKENS * (5376 + 693 + 160));
+    l = real_layout(TD_KV_ROW_FP32, TD_KV_KEY_FP32, 1);
+    assert_int_equal(l.pool_bytes, (size_t)TD_KV_PAGE_TOKENS * 2 * 6880);
+}
+
+static void test_rows(void **state) {
+    (void)state;
+    struct td_kv_layout l = real_layout(TD_KV_ROW_BF16, TD_KV_KEY_BF16, 1);
+    for (uint32_t n = 0; n < 1100; n++) {
+        assert_int_equal(td_kv_rows(&l, TD_KV_WINDOW, n), 43 * (n < 128 ? n : 128));
+        assert_int_equal(td_kv_rows(&l, TD_KV_CSA, n), 21 * (n / 4));
+        assert_int_equal(td_kv_rows(&l, TD_KV_INDEX, n), 21 * (n / 4));
+        assert_int_equal(td_kv_rows(&l, TD_KV_HCA, n), 20 * (n / 128));
+        /* state bytes: 21*20,480*(n>=4) + 21*10,240*(n mod 4) + 20*4,096*(n mod 128) */
+        uint64_t half = n >= 4 ? 21 * 4 : 0;
+        uint64_t csa = td_kv_rows(&l, TD_KV_CSA_STATE, n);
+        uint64_t index = td_kv_rows(&l, TD_KV_INDEX_STATE, n);
+        uint64_t bytes = half * (4096 + 1024) + (csa - half) * 8192 + (index - half) * 2048 +
+                         td_kv_rows(&l, TD_KV_HCA_STATE, n) * 4096;
+        assert_int_equal(bytes,
+                         21 * 20480 * (n >= 4) + 21 * 10240 * (n % 4) + 20 * 4096 * (n % 128));
+    }
+    assert_int_equal(td_kv_rows(&l, TD_KV_FAMILIES, 100), 0);
+    assert_int_equal(td_kv_rows(&l, TD_KV_CSA, UINT32_MAX), 21ull * (UINT32_MAX / 4));
+}
+
+/* Writes a distinct mark over every row through the accessors: together the rows must cover the
+ * memory exactly once. */
+static void mark(uint8_t *base, size_t total, const void *row, size_t bytes, size_t *sum) {
+    const uint8_t *p = row;
+    assert_true(p >= base && p + bytes <= base + total);
+    for (const uint8_t *q = p; q < p + bytes; q++) {
+        assert_int_equal(base[q - base], 0);
+        base[q - base] = 1;
+    }
+    *sum += bytes;
+}
+
+static void check_cover(const struct td_kv_layout *l) {
+    uint8_t *pool = calloc(1, l->pool_bytes), *slot = calloc(1, l->slot_bytes);
+    size_t in_pool = 0, in_slot = 0;
+    for (uint32_t y = 0; y < l->layers; y++) {
+        for (uint32_t t = 0; t < 128; t++)
+            mark(slot, l->slot_bytes, td_kv_window_row(l, slot, y, 1280 + t), l->row_bytes,
+                 &in_slot);
+        for (uint32_t page = 0; l->ratio[y] == 4 && page < l->pages; page++)
+            for (uint32_t i = 0; i < 64; i++) {
+                mark(pool, l->pool_bytes, td_kv_csa_row(l, pool, y, page, i), l->row_bytes,
+                     &in_pool);
+                mark(pool, l->pool_bytes, td_kv_index_key(l, pool, y, page, i), l->key_bytes,
+                     &in_pool);
+            }
+        for (uint32_t page = 0; l->ratio[y] == 128 && page < l->pages; page++)
+            for (uint32_t i = 0; i < 2; i++)
+                mark(pool, l->pool_bytes, td_kv_hca_row(l, pool, y, page, i), l->row_bytes,
+                     &in_pool);
+        for (uint32_t t = 0; l->ratio[y] == 4 && t < 8; t++) {
+            mark(slot, l->slot_bytes, td_kv_csa_state(l, slot, y, 80 + t), 8192, &in_slot);
+            mark(slot, l->slot_bytes, td_kv_index_state(l, slot, y, 80 + t), 2048, &in_slot);
+        }
+        for (uint32_t t = 0; l->ratio[y] == 128 && t < 128; t++)
+            mark(slot, l->slot_bytes, td_kv_hca_state(l, slot, y, 1280 + t), 4096, &in_slot);
+    }
+    assert_int_equal(in_pool, l->pool_bytes);
+    assert_int_equal(in_slot, l->slot_bytes);
+    free(pool);
+    free(slot);
+}
+
+static void test_rows_cover_memory_once(void **state) {
+    (void)state;
+    const uint8_t ratio[6] = {0, 0, 4, 128, 4, 4};
+    const enum td_kv_key_dtype keys[] = {TD_KV_KEY_BF16, TD_KV_KEY_FP32, TD_KV_KEY_FP8};
+    for (int k = 0; k < 3; k++) {
+        struct td_kv_layout l;
+        struct td_error err;
+        assert_int_equal(td_kv_layout_init(&l, 6, ratio, k ? TD_KV_ROW_FP32 : TD_KV_ROW_BF16,
+                                           keys[k], 3, 1, &err),
+                         TD_OK);
+        check_cover(&l);
+        size_t starts[] = {l.index_offset, l.hca_offset, l.slot_csa,
+                           l.slot_index,   l.slot_hca,   l.slot_bytes};
+        for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
+            assert_int_equal(starts[i] % 64, 0);
+    }
+}
+
+static void test_fingerprint(void **state) {
+    (void)state;
+    uint8_t ratio[43];
+    real_ratios(ratio);
+    struct td_kv_layout a, b;
+    struct td_error err;
+    assert_int_equal(td_kv_layout_init(&a, 43, ratio, TD_KV_ROW_BF16, TD_KV_KEY_BF16, 5, 9, &err),
+                     TD_OK);
+    /* The pool's size is a worker's own business. */
+    assert_int_equal(td_kv_layout_init(&b, 43, ratio, TD_KV_ROW_BF16, TD_KV_KEY_BF16, 6, 9, &err),
+                     TD_OK);
+    assert_true(a.fingerprint == b.fingerprint);
+    assert_int_equal(td_kv_layout_init(&b, 43, ratio, TD_KV_ROW_BF16, TD_KV_KEY_BF16, 5, 10, &err),
+                     TD_OK);
+    assert_true(a.fingerprint != b.fingerprint);
+    assert_int_equal(td_kv_layout_init(&b, 43, ratio, TD_KV_ROW_FP32, TD_KV_KEY_BF16, 5, 9, &err),
+                     TD_OK);
+    assert_true(a.fingerprint != b.fingerprint);
+    assert_int_equal(td_kv_layout_init(&b, 43, ratio, TD_KV_ROW_BF16, TD_KV_KEY_FP8, 5, 9, &err),
+                     TD_OK);
+    assert_true(a.fingerprint != b.fingerprint);
+    assert_int_equal(td_kv_layout_init(&b, 42, ratio, TD_KV_ROW_BF16, TD_KV_KEY_BF16, 5, 9, &err),
+                     TD_OK);
+    assert_true(a.fingerprint != b.fingerprint);
+    uint8_t swap = ratio[2];
+    ratio[2] = ratio[3];
+    ratio[3] = swap;
+    assert_int_equal(td_kv_layout_init(&b, 43, ratio, TD_KV_ROW_BF16, TD_KV_KEY_BF16, 5, 9, &err),
+                     TD_OK);
+    assert_true(a.fingerprint != b.fingerprint);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    uint8_t ratio[3] = {0, 4, 5};
+    struct td_kv_layout l;
+    struct td_error err;
+    assert_int_equal(td_kv_layout_init(&l, 3, ratio, 0, 0, 1, 0, &err), TD_INVALID);
+    assert_non_null(strstr(err.text, "layer 2"));
+    assert_non_null(strstr(err.text, "found 5"));
+    assert_int_equal(td_kv_layout_init(&l, 0, ratio, 0, 0, 1, 0, &err), TD_INVALID);
+    assert_int_equal(td_kv_layout_init(&l, 129, ratio, 0, 0, 1, 0, &err), TD_INVALID);
+    assert_int_equal(td_kv_layout_init(&l, 2, ratio, 0, 0, 0, 0, &err), TD_INVALID);
+    assert_int_equal(td_kv_layout_init(&l, 2, ratio, 0, 0, TD_KV_MAX_PAGES + 1, 0, &err),
+                     TD_INVALID);
+    assert_int_equal(td_kv_layout_init(&l, 2, ratio, (enum td_kv_row_dtype)9, 0, 1, 0, &err),
+                     TD_INVALID);
+    assert_int_equal(td_kv_layout_init(&l, 2, ratio, 0, (enum td_kv_key_dtype)9, 1, 0, &err),
+                     TD_INVALID);
+    assert_int_equal(td_kv_layout_init(&l, 2, ratio, 0, 0, 1, 0, NULL), TD_OK);
+}
+
+static void test_names(void **state) {
+    (void)state;
+    for (int f = 0; f < TD_KV_FAMILIES; f++)
+        for (int g = 0; g < f; g++)
+            assert_string_not_equal(td_kv_family_name(f), td_kv_family_name(g));
+    assert_string_equal(td_kv_family_name(TD_KV_FAMILIES), "unknown family");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_real_model_bytes),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_rows_cover_memory_once),
+        cmocka_unit_test(test_fingerprint),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
