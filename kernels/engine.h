@@ -70,6 +70,21 @@ TD_MUST_USE td_status td_engine_step(struct td_engine *e, const struct td_run *r
                                      uint32_t n_runs, const float **ret_logits,
                                      struct td_capture *capture, struct td_error *err);
 
+/* One layer alone from given input streams, for checks against recorded layer taps: positions
+ * 0..n-1 of a fresh sequence in slot 0 and pages 0.., whose contents are overwritten. n may exceed
+ * max_tokens (the engine cuts it) but not max_context nor the pool. All arrays are caller-owned. */
+struct td_layer_tap {
+    uint32_t layer, n;
+    const int32_t *ids;  /* [n], for layers that choose experts by token id */
+    const float *x_in;   /* [n, 4, hidden] */
+    float *attn_out;     /* [n, hidden], before it is mixed into the streams; or NULL */
+    float *ffn_out;      /* [n, hidden]; or NULL */
+    float *x_out;        /* [n, 4, hidden]; or NULL */
+    int32_t *selected;   /* [n, index_topk] ascending, -1 = none; CSA layers; or NULL */
+};
+TD_MUST_USE td_status td_engine_layer(struct td_engine *e, const struct td_layer_tap *tap,
+                                      struct td_error *err);
+
 struct td_engine_memory { /* bytes */
     size_t weights, pool, slots, index_workspace, scratch;
 };
