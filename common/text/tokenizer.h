@@ -17,7 +17,7 @@
 struct td_tokenizer;
 
 /* Longest text of one encode call, bytes. */
-#define TD_TEXT_MAX ((size_t)1 << 30)
+#define TD_TEXT_BYTES_MAX ((size_t)1 << 30)
 
 /* Reads `dir`/tokenizer.json. TD_IO: cannot be read; TD_FORMAT: not well-formed; TD_UNSUPPORTED:
  * a tokenizer of another kind (other splitters, normaliser, byte fallback, ...). */
@@ -27,7 +27,7 @@ void td_tokenizer_destroy(struct td_tokenizer *t);
 
 /* Appends the ids of `n` bytes of ordinary text to `out`. Time is near linear in n for any text.
  * Bytes that are not UTF-8 are no error: each is a character of no category, and its token is its
- * byte, so decoding gives back the bytes for any input. TD_TOO_LONG beyond TD_TEXT_MAX,
+ * byte, so decoding gives back the bytes for any input. TD_TOO_LONG beyond TD_TEXT_BYTES_MAX,
  * TD_NO_MEMORY; on failure `out` is as before. */
 TD_MUST_USE td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, size_t n,
                                           struct td_ids *out, struct td_error *err);
