@@ -37,6 +37,8 @@ static inline uint64_t td_mix64(uint64_t x) {
 
 /* `len` up to 128 GiB (a block number is 27 bits of the lane's name); any alignment. */
 uint64_t td_checksum(const void *bytes, size_t len);
+/* The same value without AVX2; for the test that compares the two. */
+uint64_t td_checksum_portable(const void *bytes, size_t len);
 
 /* What the checksum of part `index` adds to a whole made of numbered parts. The whole is the sum
  * (mod 2^64) over its parts: it depends on which part is where, but not on the order of arrival. */

@@ -27,7 +27,7 @@ enum td_kv_family {
     TD_KV_FAMILIES,
 };
 
-enum td_kv_row_dtype { TD_KV_ROW_BF16, TD_KV_ROW_FP32 };             /* 512 values */
+enum td_kv_row_dtype { TD_KV_ROW_BF16, TD_KV_ROW_FP32 };                /* 512 values */
 enum td_kv_key_dtype { TD_KV_KEY_BF16, TD_KV_KEY_FP32, TD_KV_KEY_FP8 }; /* 128 values */
 
 enum {
@@ -45,22 +45,22 @@ enum {
     TD_KV_CSA_STATE_DIM = 1024,  /* two halves of 512 */
     TD_KV_INDEX_STATE_DIM = 256, /* two halves of 128 */
     TD_KV_HCA_STATE_DIM = 512,
-    TD_KV_FP8_KEY_BYTES = 132,   /* 128 e4m3, then one fp32 scale; the row is only 4-aligned */
+    TD_KV_FP8_KEY_BYTES = 132, /* 128 e4m3, then one fp32 scale; the row is only 4-aligned */
 };
 
 /* Filled by td_kv_layout_init; read-only afterwards. */
 struct td_kv_layout {
     uint32_t layers;
-    uint8_t ratio[TD_KV_MAX_LAYERS];        /* 0, 4 or 128 */
-    uint16_t csa_index[TD_KV_MAX_LAYERS];   /* n-th CSA layer, for layers with ratio 4 */
-    uint16_t hca_index[TD_KV_MAX_LAYERS];   /* n-th HCA layer, for layers with ratio 128 */
+    uint8_t ratio[TD_KV_MAX_LAYERS];      /* 0, 4 or 128 */
+    uint16_t csa_index[TD_KV_MAX_LAYERS]; /* n-th CSA layer, for layers with ratio 4 */
+    uint16_t hca_index[TD_KV_MAX_LAYERS]; /* n-th HCA layer, for layers with ratio 128 */
     uint32_t csa_layers, hca_layers;
     enum td_kv_row_dtype row_dtype;
     enum td_kv_key_dtype key_dtype;
     uint32_t row_bytes; /* 1,024 or 2,048 */
     uint32_t key_bytes; /* 256, 512 or 132 */
     uint32_t pages;     /* of this worker's pool; not part of the fingerprint */
-    size_t csa_offset, index_offset, hca_offset, pool_bytes; /* family starts in the pool */
+    size_t csa_offset, index_offset, hca_offset, pool_bytes;        /* family starts in the pool */
     size_t slot_window, slot_csa, slot_index, slot_hca, slot_bytes; /* starts in a slot */
     uint64_t fingerprint; /* wire layout + `model_fingerprint` + dtypes: peers compare it */
 };
