@@ -73,14 +73,22 @@ static inline uint8_t td_f32_to_e2m1(float x) {
     float a = td_bits_f32(u & 0x7fffffffu);
     uint8_t code;
     /* Midpoints; a tie goes to the neighbour with the even code. */
-    if (a <= 0.25f) code = 0;
-    else if (a < 0.75f) code = 1;
-    else if (a <= 1.25f) code = 2;
-    else if (a < 1.75f) code = 3;
-    else if (a <= 2.5f) code = 4;
-    else if (a < 3.5f) code = 5;
-    else if (a <= 5.0f) code = 6;
-    else code = 7;
+    if (a <= 0.25f)
+        code = 0;
+    else if (a < 0.75f)
+        code = 1;
+    else if (a <= 1.25f)
+        code = 2;
+    else if (a < 1.75f)
+        code = 3;
+    else if (a <= 2.5f)
+        code = 4;
+    else if (a < 3.5f)
+        code = 5;
+    else if (a <= 5.0f)
+        code = 6;
+    else
+        code = 7;
     return (uint8_t)(code | ((u >> 28) & 8u));
 }
 

@@ -1,0 +1,201 @@
+/* Tensors of a checkpoint as checked weights. The format of a matrix follows from its dtype and
+ * its siblings' names alone; config.json differs between revisions of the same files. */
+#include "kernels/model/bind.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { FP8_BLOCK = 128, FP4_GROUP = 32, NVFP4_GROUP = 16, FULL_NAME = 192 };
+
+static void full_name(const struct td_binder *b, const char *name, const char *suffix,
+                      char ret[FULL_NAME]) {
+    snprintf(ret, FULL_NAME, "%s%s%s", b->prefix, name, suffix);
+}
+
+static td_status wrong(const struct td_binder *b, const struct td_tensor *t, const char *expected,
+                       const char *found) {
+    char shown[104];
+    return td_fail(b->err, TD_FORMAT, "%.120s: tensor %s: expected %.90s, found %.80s",
+                   t->file->path, td_name_text(t->name, shown), expected, found);
+}
+
+/* Finds a tensor that must exist and counts it as used. */
+static td_status take(struct td_binder *b, const char *name, const char *suffix,
+                      struct td_tensor **ret) {
+    char full[FULL_NAME];
+    full_name(b, name, suffix, full);
+    struct td_tensor *t = td_files_find(b->files, full);
+    if (!t) {
+        td_fail(b->err, TD_FORMAT, "%.200s: tensor %s: expected by config.json, found in no file",
+                b->dir, full);
+        return TD_FORMAT;
+    }
+    t->used = true;
+    b->bytes += t->bytes;
+    *ret = t;
+    return TD_OK;
+}
+
+/* Shape [rows, cols]; a vector (rows == 1) is stored with rank 1. */
+static td_status check_shape(const struct td_binder *b, const struct td_tensor *t, uint64_t rows,
+                             uint64_t cols, bool vector) {
+    uint64_t want[2] = {vector ? cols : rows, cols};
+    uint32_t rank = vector ? 1 : 2;
+    char found[128], expected[128], with[160];
+    if (t->rank == rank && t->shape[0] == want[0] && (vector || t->shape[1] == want[1]))
+        return TD_OK;
+    snprintf(with, sizeof with, "shape %s", td_shape_text(want, rank, expected));
+    return wrong(b, t, with, td_shape_text(t->shape, t->rank, found));
+}
+
+static td_status check_dtype(const struct td_binder *b, const struct td_tensor *t,
+                             enum td_dtype want, const char *name) {
+    return t->dtype == want ? TD_OK : wrong(b, t, name, t->dtype_name);
+}
+
+static td_status refuse_byte(const struct td_binder *b, const struct td_tensor *t, int byte) {
+    if (!memchr(t->data, byte, t->bytes)) return TD_OK;
+    char found[32];
+    snprintf(found, sizeof found, "the NaN code %d", byte);
+    return wrong(b, t, "scales that are numbers", found);
+}
+
+/* The block scales of `name` in sibling `suffix`. */
+static td_status bind_scales(struct td_binder *b, const char *name, const char *suffix,
+                             enum td_dtype dtype, uint64_t rows, uint64_t cols,
+                             struct td_weight *w) {
+    struct td_tensor *t;
+    bool e8m0 = dtype == TD_DTYPE_F8_E8M0;
+    TD_TRY(take(b, name, suffix, &t));
+    TD_TRY(check_dtype(b, t, dtype, e8m0 ? "F8_E8M0" : "F8_E4M3"));
+    TD_TRY(check_shape(b, t, rows, cols, false));
+    if (e8m0) {
+        TD_TRY(refuse_byte(b, t, 255));
+    } else {
+        TD_TRY(refuse_byte(b, t, 0x7f));
+        TD_TRY(refuse_byte(b, t, 0xff));
+    }
+    w->scale = t->data; /* bytes: any alignment */
+    return TD_OK;
+}
+
+/* One F32 number of shape [] or [1]. */
+static td_status bind_scalar(struct td_binder *b, const char *name, const char *suffix,
+                             float *ret) {
+    struct td_tensor *t;
+    char found[128];
+    TD_TRY(take(b, name, suffix, &t));
+    TD_TRY(check_dtype(b, t, TD_DTYPE_F32, "F32"));
+    if (t->rank > 1 || t->bytes != sizeof(float))
+        return wrong(b, t, "one number (shape [])", td_shape_text(t->shape, t->rank, found));
+    memcpy(ret, t->data, sizeof *ret);
+    if (isfinite(*ret) && *ret > 0.0f) return TD_OK;
+    snprintf(found, sizeof found, "%g", (double)*ret);
+    return wrong(b, t, "a positive number", found);
+}
+
+static td_status check_groups(const struct td_binder *b, const struct td_tensor *t, uint32_t cols,
+                              uint32_t group) {
+    if (cols % group == 0) return TD_OK;
+    char expected[80], found[32];
+    snprintf(expected, sizeof expected, "an input size that is a multiple of %u", group);
+    snprintf(found, sizeof found, "%u", cols);
+    return wrong(b, t, expected, found);
+}
+
+static td_status bind_fp4(struct td_binder *b, const char *name, const struct td_tensor *t,
+                          struct td_weight *w) {
+    w->format = TD_W_FP4;
+    TD_TRY(check_groups(b, t, w->cols, FP4_GROUP));
+    TD_TRY(check_shape(b, t, w->rows, w->cols / 2, false));
+    return bind_scales(b, name, ".scale", TD_DTYPE_F8_E8M0, w->rows, w->cols / FP4_GROUP, w);
+}
+
+static td_status bind_nvfp4(struct td_binder *b, const char *name, const struct td_tensor *t,
+                            struct td_weight *w) {
+    w->format = TD_W_NVFP4;
+    TD_TRY(check_groups(b, t, w->cols, NVFP4_GROUP));
+    TD_TRY(check_shape(b, t, w->rows, w->cols / 2, false));
+    TD_TRY(
+        bind_scales(b, name, ".weight_scale", TD_DTYPE_F8_E4M3, w->rows, w->cols / NVFP4_GROUP, w));
+    TD_TRY(bind_scalar(b, name, ".weight_scale_2", &w->scale2));
+    return bind_scalar(b, name, ".input_scale", &w->input_scale);
+}
+
+static td_status bind_fp8(struct td_binder *b, const char *name, const struct td_tensor *t,
+                          struct td_weight *w) {
+    w->format = TD_W_FP8_BLOCK;
+    TD_TRY(check_shape(b, t, w->rows, w->cols, false));
+    return bind_scales(b, name, ".scale", TD_DTYPE_F8_E8M0, (w->rows + FP8_BLOCK - 1) / FP8_BLOCK,
+                       (w->cols + FP8_BLOCK - 1) / FP8_BLOCK, w);
+}
+
+static td_status bind_unquantised(struct td_binder *b, const struct td_tensor *t, bool vector,
+                                  struct td_weight *w) {
+    w->format = t->dtype == TD_DTYPE_F32 ? TD_W_F32 : TD_W_BF16;
+    TD_TRY(check_shape(b, t, w->rows, w->cols, vector));
+    return td_files_aligned(b->files, t, &w->data, b->err);
+}
+
+td_status td_bind_linear(struct td_binder *b, const char *name, uint32_t rows, uint32_t cols,
+                         struct td_weight *ret) {
+    struct td_tensor *t;
+    TD_TRY(take(b, name, ".weight", &t));
+    struct td_weight w = {.rows = rows, .cols = cols, .data = t->data};
+    if (t->dtype == TD_DTYPE_BF16 || t->dtype == TD_DTYPE_F32)
+        TD_TRY(bind_unquantised(b, t, false, &w));
+    else if (t->dtype == TD_DTYPE_F8_E4M3)
+        TD_TRY(bind_fp8(b, name, t, &w));
+    else if (t->dtype == TD_DTYPE_I8)
+        TD_TRY(bind_fp4(b, name, t, &w));
+    else if (t->dtype == TD_DTYPE_U8)
+        TD_TRY(bind_nvfp4(b, name, t, &w));
+    else
+        return wrong(b, t, "BF16, F32, F8_E4M3, I8 or U8", t->dtype_name);
+    *ret = w;
+    return TD_OK;
+}
+
+td_status td_bind_plain(struct td_binder *b, const char *name, uint32_t rows, uint32_t cols,
+                        struct td_weight *ret) {
+    struct td_tensor *t;
+    TD_TRY(take(b, name, "", &t));
+    if (t->dtype != TD_DTYPE_BF16 && t->dtype != TD_DTYPE_F32)
+        return wrong(b, t, "BF16 or F32", t->dtype_name);
+    struct td_weight w = {.rows = rows, .cols = cols};
+    TD_TRY(bind_unquantised(b, t, rows == 1, &w));
+    *ret = w;
+    return TD_OK;
+}
+
+td_status td_bind_f32(struct td_binder *b, const char *name, uint32_t rows, uint32_t cols,
+                      struct td_weight *ret) {
+    struct td_tensor *t;
+    TD_TRY(take(b, name, "", &t));
+    TD_TRY(check_dtype(b, t, TD_DTYPE_F32, "F32"));
+    struct td_weight w = {.rows = rows, .cols = cols};
+    TD_TRY(bind_unquantised(b, t, rows == 1, &w));
+    *ret = w;
+    return TD_OK;
+}
+
+td_status td_bind_ids(struct td_binder *b, const char *name, uint32_t rows, uint32_t cols,
+                      uint32_t limit, const int64_t **ret) {
+    struct td_tensor *t;
+    const void *data;
+    TD_TRY(take(b, name, "", &t));
+    TD_TRY(check_dtype(b, t, TD_DTYPE_I64, "I64"));
+    TD_TRY(check_shape(b, t, rows, cols, false));
+    TD_TRY(td_files_aligned(b->files, t, &data, b->err));
+    const int64_t *ids = data;
+    for (size_t i = 0; i < (size_t)rows * cols; i++) {
+        if (ids[i] >= 0 && ids[i] < (int64_t)limit) continue;
+        char expected[64], found[64];
+        snprintf(expected, sizeof expected, "values from 0 to %u", limit - 1);
+        snprintf(found, sizeof found, "%lld at [%zu, %zu]", (long long)ids[i], i / cols, i % cols);
+        return wrong(b, t, expected, found);
+    }
+    *ret = ids;
+    return TD_OK;
+}

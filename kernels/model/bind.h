@@ -1,0 +1,32 @@
+/* Taking tensors out of a checkpoint: by name, with dtype, shape and scales checked. Private to
+ * the loader. */
+#ifndef TD_KERNELS_MODEL_BIND_H
+#define TD_KERNELS_MODEL_BIND_H
+
+#include "kernels/model/checkpoint.h"
+#include "kernels/model/weight.h"
+
+struct td_binder {
+    struct td_model_files *files;
+    const char *dir;
+    char prefix[64]; /* "layers.3." in front of every name below */
+    size_t bytes;    /* of all tensors taken */
+    struct td_error *err;
+};
+
+/* A matrix used in products, `name` without ".weight": BF16, F32, F8_E4M3 with .scale, I8 with
+ * .scale, or U8 with .weight_scale, .weight_scale_2 and .input_scale. Scales that would make a
+ * whole block NaN are refused. */
+TD_MUST_USE td_status td_bind_linear(struct td_binder *b, const char *name, uint32_t rows,
+                                     uint32_t cols, struct td_weight *ret);
+/* A tensor that is never quantised, full name: BF16 or F32. rows == 1 stands for a vector. */
+TD_MUST_USE td_status td_bind_plain(struct td_binder *b, const char *name, uint32_t rows,
+                                    uint32_t cols, struct td_weight *ret);
+/* F32 only, full name. */
+TD_MUST_USE td_status td_bind_f32(struct td_binder *b, const char *name, uint32_t rows,
+                                  uint32_t cols, struct td_weight *ret);
+/* I64 [rows, cols] with every value in 0..limit-1. */
+TD_MUST_USE td_status td_bind_ids(struct td_binder *b, const char *name, uint32_t rows,
+                                  uint32_t cols, uint32_t limit, const int64_t **ret);
+
+#endif

@@ -1,0 +1,178 @@
+/* Opening a checkpoint: which tensors a model of this config.json has, by their official names. */
+#include "kernels/model/model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/model/bind.h"
+#include "kernels/model/file.h"
+
+static td_status bind_hc(struct td_binder *b, const char *what, uint32_t rows, uint32_t scales,
+                         const struct td_model_config *c, struct td_hc_weights *w) {
+    char name[64];
+    snprintf(name, sizeof name, "hc_%s_fn", what);
+    TD_TRY(td_bind_f32(b, name, rows, TD_HC_STREAMS * c->hidden, &w->fn));
+    snprintf(name, sizeof name, "hc_%s_base", what);
+    TD_TRY(td_bind_f32(b, name, 1, rows, &w->base));
+    snprintf(name, sizeof name, "hc_%s_scale", what);
+    return td_bind_f32(b, name, 1, scales, &w->scale);
+}
+
+/* `width` = channels of u and g per token: d, or 2d where windows overlap. */
+static td_status bind_compressor(struct td_binder *b, const char *base, uint32_t ratio,
+                                 uint32_t width, uint32_t d, uint32_t hidden,
+                                 struct td_compressor_weights *w) {
+    char name[96];
+    snprintf(name, sizeof name, "%s.ape", base);
+    TD_TRY(td_bind_f32(b, name, ratio, width, &w->ape));
+    snprintf(name, sizeof name, "%s.wkv.weight", base);
+    TD_TRY(td_bind_plain(b, name, width, hidden, &w->wkv));
+    snprintf(name, sizeof name, "%s.wgate.weight", base);
+    TD_TRY(td_bind_plain(b, name, width, hidden, &w->wgate));
+    snprintf(name, sizeof name, "%s.norm.weight", base);
+    return td_bind_plain(b, name, 1, d, &w->norm);
+}
+
+static td_status bind_attention(struct td_binder *b, const struct td_model_config *c,
+                                enum td_layer_kind kind, struct td_layer_weights *w) {
+    uint32_t group_in = c->heads / c->o_groups * TD_HEAD_DIM, o_rank = c->o_groups * c->o_lora_rank;
+    TD_TRY(td_bind_linear(b, "attn.wq_a", c->q_lora_rank, c->hidden, &w->wq_a));
+    TD_TRY(td_bind_plain(b, "attn.q_norm.weight", 1, c->q_lora_rank, &w->q_norm));
+    TD_TRY(td_bind_linear(b, "attn.wq_b", c->heads * TD_HEAD_DIM, c->q_lora_rank, &w->wq_b));
+    TD_TRY(td_bind_linear(b, "attn.wkv", TD_HEAD_DIM, c->hidden, &w->wkv));
+    TD_TRY(td_bind_plain(b, "attn.kv_norm.weight", 1, TD_HEAD_DIM, &w->kv_norm));
+    TD_TRY(td_bind_f32(b, "attn.attn_sink", 1, c->heads, &w->sink));
+    TD_TRY(td_bind_linear(b, "attn.wo_a", o_rank, group_in, &w->wo_a));
+    TD_TRY(td_bind_linear(b, "attn.wo_b", c->hidden, o_rank, &w->wo_b));
+    if (kind == TD_LAYER_HCA)
+        return bind_compressor(b, "attn.compressor", TD_HCA_RATIO, TD_HEAD_DIM, TD_HEAD_DIM,
+                               c->hidden, &w->comp);
+    if (kind == TD_LAYER_SWA) return TD_OK;
+    TD_TRY(bind_compressor(b, "attn.compressor", TD_CSA_RATIO, 2 * TD_HEAD_DIM, TD_HEAD_DIM,
+                           c->hidden, &w->comp));
+    TD_TRY(td_bind_linear(b, "attn.indexer.wq_b", c->index_heads * TD_INDEX_DIM, c->q_lora_rank,
+                          &w->index_wq_b));
+    TD_TRY(td_bind_plain(b, "attn.indexer.weights_proj.weight", c->index_heads, c->hidden,
+                         &w->index_weights_proj));
+    return bind_compressor(b, "attn.indexer.compressor", TD_CSA_RATIO, 2 * TD_INDEX_DIM,
+                           TD_INDEX_DIM, c->hidden, &w->index_comp);
+}
+
+static td_status bind_expert(struct td_binder *b, const char *base, const struct td_model_config *c,
+                             struct td_expert_weights *w) {
+    char name[64];
+    snprintf(name, sizeof name, "%s.w1", base);
+    TD_TRY(td_bind_linear(b, name, c->expert_inner, c->hidden, &w->w1));
+    snprintf(name, sizeof name, "%s.w3", base);
+    TD_TRY(td_bind_linear(b, name, c->expert_inner, c->hidden, &w->w3));
+    snprintf(name, sizeof name, "%s.w2", base);
+    return td_bind_linear(b, name, c->hidden, c->expert_inner, &w->w2);
+}
+
+static td_status bind_ffn(struct td_binder *b, const struct td_model_config *c, bool hash_routed,
+                          struct td_layer_weights *w) {
+    char base[48];
+    TD_TRY(td_bind_plain(b, "ffn.gate.weight", c->experts, c->hidden, &w->gate));
+    if (hash_routed)
+        TD_TRY(td_bind_ids(b, "ffn.gate.tid2eid", c->vocab, c->experts_per_token, c->experts,
+                           &w->tid2eid));
+    else
+        TD_TRY(td_bind_f32(b, "ffn.gate.bias", 1, c->experts, &w->gate_bias));
+    TD_TRY(bind_expert(b, "ffn.shared_experts", c, &w->shared));
+    w->experts = calloc(c->experts, sizeof *w->experts);
+    if (!w->experts) return td_fail(b->err, TD_NO_MEMORY, "%.250s: no memory", b->dir);
+    for (uint32_t e = 0; e < c->experts; e++) {
+        snprintf(base, sizeof base, "ffn.experts.%u", e);
+        TD_TRY(bind_expert(b, base, c, &w->experts[e]));
+    }
+    return TD_OK;
+}
+
+static td_status bind_model(struct td_binder *b, struct td_model *m) {
+    const struct td_model_config *c = &m->config;
+    m->layer = calloc(c->layers, sizeof *m->layer);
+    if (!m->layer) return td_fail(b->err, TD_NO_MEMORY, "%.250s: no memory", b->dir);
+    TD_TRY(td_bind_plain(b, "embed.weight", c->vocab, c->hidden, &m->embed));
+    TD_TRY(td_bind_plain(b, "head.weight", c->vocab, c->hidden, &m->head));
+    TD_TRY(td_bind_plain(b, "norm.weight", 1, c->hidden, &m->norm));
+    TD_TRY(bind_hc(b, "head", TD_HC_STREAMS, 1, c, &m->hc_head));
+    for (uint32_t l = 0; l < c->layers; l++) {
+        struct td_layer_weights *w = &m->layer[l];
+        snprintf(b->prefix, sizeof b->prefix, "layers.%u.", l);
+        TD_TRY(td_bind_plain(b, "attn_norm.weight", 1, c->hidden, &w->attn_norm));
+        TD_TRY(td_bind_plain(b, "ffn_norm.weight", 1, c->hidden, &w->ffn_norm));
+        /* 4 weights into the sub-layer, 4 out of it, 4 x 4 between the streams. */
+        TD_TRY(bind_hc(b, "attn", TD_HC_STREAMS * (TD_HC_STREAMS + 2), 3, c, &w->hc_attn));
+        TD_TRY(bind_hc(b, "ffn", TD_HC_STREAMS * (TD_HC_STREAMS + 2), 3, c, &w->hc_ffn));
+        TD_TRY(bind_attention(b, c, c->kind[l], w));
+        TD_TRY(bind_ffn(b, c, l < c->hash_layers, w));
+    }
+    const struct td_tensor *extra = td_files_unused(b->files);
+    char shown[104];
+    if (extra)
+        return td_fail(b->err, TD_FORMAT,
+                       "%.130s: tensor %s: expected no such name in a model with this config.json, "
+                       "found %.20s",
+                       extra->file->path, td_name_text(extra->name, shown), extra->dtype_name);
+    return TD_OK;
+}
+
+/* Used tensors in order of their names, so that shards do not matter. The sample is the middle
+ * of the tensor: one page touched, and no header padding or zeroed edge. */
+static uint64_t hash_tensors(const struct td_model_files *f, uint64_t h) {
+    enum { SAMPLE = 64 };
+    for (size_t i = 0; i < f->tensors; i++) {
+        const struct td_tensor *t = f->by_name[i];
+        if (!t->used) continue;
+        size_t n = t->bytes < SAMPLE ? t->bytes : SAMPLE;
+        h = td_hash_more(h, t->name, strlen(t->name) + 1);
+        h = td_hash_more(h, t->dtype_name, strlen(t->dtype_name) + 1);
+        h = td_hash_more(h, t->shape, t->rank * sizeof t->shape[0]);
+        h = td_hash_more(h, t->data + (t->bytes - n) / 2, n);
+    }
+    return h;
+}
+
+static td_status fingerprint(struct td_model *m, const char *dir, struct td_error *err) {
+    char path[4096], *text;
+    size_t size;
+    /* The length was checked when the configuration was read. */
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    TD_TRY(td_file_read(path, SIZE_MAX - 1, &text, &size, err));
+    m->fingerprint = hash_tensors(m->files, td_hash_more(TD_HASH_START, text, size));
+    free(text);
+    return TD_OK;
+}
+
+td_status td_model_open(const char *dir, struct td_model **ret, struct td_error *err) {
+    struct td_model *m = calloc(1, sizeof *m);
+    td_status st;
+    if (!m || !(m->files = calloc(1, sizeof *m->files))) {
+        st = td_fail(err, TD_NO_MEMORY, "%.250s: no memory", dir);
+        goto close_model;
+    }
+    struct td_binder b = {.files = m->files, .dir = dir, .err = err};
+    TD_TRY_GOTO(td_model_config_load(dir, &m->config, err), close_model);
+    TD_TRY_GOTO(td_files_open(m->files, dir, err), close_model);
+    TD_TRY_GOTO(bind_model(&b, m), close_model);
+    TD_TRY_GOTO(fingerprint(m, dir, err), close_model);
+    m->bytes = b.bytes;
+    td_files_drop_names(m->files);
+    *ret = m;
+    return TD_OK;
+close_model:
+    td_model_close(m);
+    return st;
+}
+
+void td_model_close(struct td_model *m) {
+    if (!m) return;
+    if (m->layer)
+        for (uint32_t l = 0; l < m->config.layers; l++)
+            free(m->layer[l].experts);
+    free(m->layer);
+    if (m->files) td_files_finish(m->files);
+    free(m->files);
+    free(m);
+}

@@ -1,0 +1,69 @@
+/* Rows of stored matrices as floats: the definition of every weight format. */
+#include "kernels/model/weight.h"
+
+#include <assert.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "kernels/model/numbers.h"
+
+enum { FP8_BLOCK = 128, FP4_GROUP = 32, NVFP4_GROUP = 16 };
+
+static void row_bf16(const struct td_weight *w, uint32_t r, float *ret) {
+    const uint8_t *p = (const uint8_t *)w->data + (size_t)r * w->cols * 2;
+    for (uint32_t c = 0; c < w->cols; c++) {
+        uint16_t h;
+        memcpy(&h, p + 2 * (size_t)c, sizeof h);
+        ret[c] = td_bf16_to_f32(h);
+    }
+}
+
+static void row_fp8(const struct td_weight *w, uint32_t r, float *ret) {
+    const uint8_t *p = (const uint8_t *)w->data + (size_t)r * w->cols;
+    size_t blocks = (w->cols + FP8_BLOCK - 1) / FP8_BLOCK;
+    const uint8_t *scale = (const uint8_t *)w->scale + r / FP8_BLOCK * blocks;
+    for (uint32_t c = 0; c < w->cols; c++)
+        ret[c] = td_e4m3_to_f32(p[c]) * td_e8m0_to_f32(scale[c / FP8_BLOCK]);
+}
+
+static float e2m1_at(const uint8_t *row, uint32_t c) {
+    return td_e2m1_to_f32((uint8_t)(row[c / 2] >> (c % 2 * 4)));
+}
+
+static void row_fp4(const struct td_weight *w, uint32_t r, float *ret) {
+    const uint8_t *p = (const uint8_t *)w->data + (size_t)r * (w->cols / 2);
+    const uint8_t *scale = (const uint8_t *)w->scale + (size_t)r * (w->cols / FP4_GROUP);
+    for (uint32_t c = 0; c < w->cols; c++)
+        ret[c] = e2m1_at(p, c) * td_e8m0_to_f32(scale[c / FP4_GROUP]);
+}
+
+static void row_nvfp4(const struct td_weight *w, uint32_t r, float *ret) {
+    const uint8_t *p = (const uint8_t *)w->data + (size_t)r * (w->cols / 2);
+    const uint8_t *scale = (const uint8_t *)w->scale + (size_t)r * (w->cols / NVFP4_GROUP);
+    for (uint32_t c = 0; c < w->cols; c++)
+        ret[c] = e2m1_at(p, c) * td_e4m3_to_f32(scale[c / NVFP4_GROUP]) * w->scale2;
+}
+
+void td_weight_row(const struct td_weight *w, uint32_t r, float *ret) {
+    assert(r < w->rows);
+    switch (w->format) {
+    case TD_W_NONE:
+        assert(!"a row of an absent weight");
+        break;
+    case TD_W_F32:
+        memcpy(ret, (const uint8_t *)w->data + (size_t)r * w->cols * 4, (size_t)w->cols * 4);
+        break;
+    case TD_W_BF16:
+        row_bf16(w, r, ret);
+        break;
+    case TD_W_FP8_BLOCK:
+        row_fp8(w, r, ret);
+        break;
+    case TD_W_FP4:
+        row_fp4(w, r, ret);
+        break;
+    case TD_W_NVFP4:
+        row_nvfp4(w, r, ret);
+        break;
+    }
+}
