@@ -36,6 +36,8 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("send_slabs", send_slabs, U, 2, 1, 64, "send slabs of a prefill worker")                     \
     X("landing_slabs", landing_slabs, U, 2, 1, 64, "landing slabs granted to each prefill peer")   \
     X("max_prefill_peers", max_prefill_peers, U, 4, 1, 64, "prefill workers a decode worker accepts") \
+    X("cluster.prefill", cluster_prefill, U, 1, 0, 64, "prefill workers `tandem up` starts")        \
+    X("cluster.decode", cluster_decode, U, 1, 1, 64, "decode workers `tandem up` starts")          \
     X("run_dir", run_dir, S, "/run/tandem", 0, 0, "sockets and the router's control address")      \
     X("router.listen", router_listen, S, "127.0.0.1:8000", 0, 0, "HTTP address:port")              \
     X("router.thinking", router_thinking, E, 0, 0, "thinking|chat", "mode when a request names none") \

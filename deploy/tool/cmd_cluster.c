@@ -1,0 +1,267 @@
+/* `tandem up | down | status`: a local cluster from one configuration file, without systemd. */
+#include <curl/curl.h>
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "deploy/tool/client.h"
+#include "deploy/tool/procs.h"
+#include "deploy/tool/tool.h"
+
+static const char up_help[] =
+    "usage: tandem up --config FILE [--timeout SECONDS]\n\n"
+    "Starts the router and the prefill and decode workers that FILE describes (cluster.prefill,\n"
+    "cluster.decode) and waits until the router is ready: a real prompt went through. Logs and pid\n"
+    "files are in run_dir.\n";
+static const char down_help[] = "usage: tandem down --config FILE\n\n"
+                                "Stops the cluster of FILE: SIGTERM, after 5 seconds SIGKILL.\n";
+static const char status_help[] =
+    "usage: tandem status [--url URL | --config FILE] [--json]\n\n"
+    "Shows workers, ledgers and effective settings of a running cluster (/v1/cluster). Exit code 1\n"
+    "when it is not ready.\n";
+
+struct options {
+    const char *config, *url;
+    long timeout_s;
+    bool json;
+};
+
+static int parse(int argc, char **argv, const char *help, struct options *o) {
+    static const struct option longs[] = {{"config", required_argument, NULL, 'c'},
+                                          {"url", required_argument, NULL, 'u'},
+                                          {"timeout", required_argument, NULL, 't'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
+    int c;
+    optind = 1;
+    o->timeout_s = 60;
+    while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+        char *end = NULL;
+        switch (c) {
+        case 'c':
+            o->config = optarg;
+            break;
+        case 'u':
+            o->url = optarg;
+            break;
+        case 't':
+            o->timeout_s = strtol(optarg, &end, 10);
+            if (*end || o->timeout_s < 1 || o->timeout_s > 86400) {
+                fprintf(stderr, "tandem %s: --timeout: expected seconds from 1 to 86400, found '%s'\n",
+                        argv[0], optarg);
+                return TD_EXIT_USAGE;
+            }
+            break;
+        case 'j':
+            o->json = true;
+            break;
+        case 'h':
+            fputs(help, stdout);
+            return TD_EXIT_OK;
+        default:
+            return TD_EXIT_USAGE;
+        }
+    }
+    if (optind != argc || (!o->config && !o->url)) {
+        fprintf(stderr, "tandem %s: %s%s\n\n%s", argv[0],
+                optind != argc ? "unexpected argument " : "--config is missing",
+                optind != argc ? argv[optind] : "", help);
+        return TD_EXIT_USAGE;
+    }
+    return -1;
+}
+
+static int failed(const char *command, const struct td_error *err) {
+    fprintf(stderr, "tandem %s: %s\n", command, err->text);
+    return TD_EXIT_FAILED;
+}
+
+static td_status load(const char *path, struct td_config *c, struct td_procs *p,
+                      struct td_error *err) {
+    td_config_defaults(c);
+    TD_TRY(td_config_load(c, path, "router", "", err));
+    td_procs_init(p, c);
+    return TD_OK;
+}
+
+static td_status prepare_run_dir(const char *dir, struct td_error *err) {
+    struct sockaddr_un limit;
+    if (strlen(dir) + sizeof "/router.sock" > sizeof limit.sun_path)
+        return td_fail(err, TD_CONFIG, "run_dir %s: expected at most %zu bytes, since sockets are made in it",
+                       dir, sizeof limit.sun_path - sizeof "/router.sock");
+    if (mkdir(dir, 0750) != 0 && errno != EEXIST)
+        return td_fail(err, TD_IO, "run_dir %s: %s", dir, strerror(errno));
+    return TD_OK;
+}
+
+/* Last non-empty line of a log: there a role says why it ended. */
+static void print_last_line(const char *path) {
+    char line[2048], last[2048] = "";
+    FILE *f = fopen(path, "re");
+    if (!f) return;
+    while (fgets(line, sizeof line, f))
+        if (line[0] != '\n') memcpy(last, line, sizeof last);
+    fclose(f);
+    fprintf(stderr, "  %s", last);
+}
+
+/* Polls /ready until 200; a role that ended is the better news, so look for that too. */
+static td_status wait_ready(const struct td_procs *p, const char *url, long timeout_s,
+                            struct td_error *err) {
+    uint64_t until = td_now_ns() + (uint64_t)timeout_s * 1000000000u;
+    char why[300] = "no answer yet";
+    for (;;) {
+        for (int i = 0; i < p->n; i++) {
+            while (waitpid(-1, NULL, WNOHANG) > 0) {
+            }
+            if (td_proc_pid(p, i) == 0) {
+                char log[600];
+                td_proc_log(p, i, log, sizeof log);
+                print_last_line(log);
+                return td_fail(err, TD_INTERNAL, "%s ended while starting; its log is %s",
+                               p->proc[i].name, log);
+            }
+        }
+        json_t *j = NULL;
+        long http = 0;
+        struct td_error ignored;
+        if (td_client_get(url, "/ready", 2000, &j, &http, &ignored) == TD_OK) {
+            const char *m = json_string_value(json_object_get(json_object_get(j, "error"), "message"));
+            if (m) snprintf(why, sizeof why, "%s", m);
+            json_decref(j);
+            if (http == 200) return TD_OK;
+        }
+        if (td_now_ns() > until)
+            return td_fail(err, TD_TIMEOUT, "%s not ready after %ld s: %s", url, timeout_s, why);
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    }
+}
+
+static void stop_all(const struct td_procs *p) {
+    for (int i = p->n - 1; i >= 0; i--)
+        if (td_proc_stop(p, i, 5000)) fprintf(stderr, "%s did not end and was killed\n", p->proc[i].name);
+}
+
+int td_cmd_up(int argc, char **argv) {
+    struct options o = {0};
+    struct td_config c;
+    struct td_procs p;
+    struct td_error err = {.text = ""};
+    int code = parse(argc, argv, up_help, &o);
+    if (code >= 0) return code;
+    if (!o.config) {
+        fputs(up_help, stderr);
+        return TD_EXIT_USAGE;
+    }
+    uint64_t start = td_now_ns();
+    if (load(o.config, &c, &p, &err) != TD_OK || prepare_run_dir(p.run_dir, &err) != TD_OK)
+        return failed("up", &err);
+    for (int i = 0; i < p.n; i++)
+        if (td_proc_pid(&p, i)) {
+            fprintf(stderr, "tandem up: %s already runs (pid %d); `tandem down --config %s` stops it\n",
+                    p.proc[i].name, (int)td_proc_pid(&p, i), o.config);
+            return TD_EXIT_FAILED;
+        }
+    char url[TD_CONFIG_STRING_MAX + 16];
+    snprintf(url, sizeof url, "http://%s", c.router_listen);
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+    td_status st = TD_OK;
+    for (int i = 0; st == TD_OK && i < p.n; i++)
+        st = td_proc_start(&p, i, o.config, &err);
+    if (st == TD_OK) st = wait_ready(&p, url, o.timeout_s, &err);
+    curl_global_cleanup();
+    if (st != TD_OK) {
+        stop_all(&p);
+        return failed("up", &err);
+    }
+    printf("ready after %.1f s: %s, %d prefill, %d decode; logs in %s\n",
+           (double)(td_now_ns() - start) / 1e9, url, (int)c.cluster_prefill, (int)c.cluster_decode,
+           p.run_dir);
+    return TD_EXIT_OK;
+}
+
+int td_cmd_down(int argc, char **argv) {
+    struct options o = {0};
+    struct td_config c;
+    struct td_procs p;
+    struct td_error err = {.text = ""};
+    int code = parse(argc, argv, down_help, &o);
+    if (code >= 0) return code;
+    if (!o.config) {
+        fputs(down_help, stderr);
+        return TD_EXIT_USAGE;
+    }
+    if (load(o.config, &c, &p, &err) != TD_OK) return failed("down", &err);
+    int running = 0;
+    for (int i = 0; i < p.n; i++)
+        running += td_proc_pid(&p, i) != 0;
+    stop_all(&p);
+    printf("%d processes stopped\n", running);
+    return TD_EXIT_OK;
+}
+
+/* Objects as "key value" lines, indented by depth; good enough to read, --json is for programs. */
+static void print_tree(const char *key, const json_t *v, int depth) {
+    const char *k;
+    json_t *child;
+    size_t i;
+    if (json_is_object(v)) {
+        printf("%*s%s\n", 2 * depth, "", key);
+        json_object_foreach((json_t *)v, k, child) print_tree(k, child, depth + 1);
+    } else if (json_is_array(v)) {
+        char label[64];
+        json_array_foreach(v, i, child) {
+            const char *name = json_string_value(json_object_get(child, "name"));
+            snprintf(label, sizeof label, "%s %s", key, name ? name : "");
+            print_tree(label, child, depth);
+        }
+    } else {
+        char *text = json_dumps(v, JSON_ENCODE_ANY);
+        printf("%*s%-24s %s\n", 2 * depth, "", key,
+               json_is_string(v) ? json_string_value(v) : text ? text : "");
+        free(text);
+    }
+}
+
+int td_cmd_status(int argc, char **argv) {
+    struct options o = {0};
+    struct td_config c;
+    struct td_procs p;
+    struct td_error err = {.text = ""};
+    char url[TD_CONFIG_STRING_MAX + 16];
+    int code = parse(argc, argv, status_help, &o);
+    if (code >= 0) return code;
+    if (o.url)
+        snprintf(url, sizeof url, "%s", o.url);
+    else if (load(o.config, &c, &p, &err) == TD_OK)
+        snprintf(url, sizeof url, "http://%s", c.router_listen);
+    else
+        return failed("status", &err);
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+    json_t *cluster = NULL, *ready = NULL;
+    long http = 0, ready_http = 0;
+    td_status st = td_client_get(url, "/v1/cluster", 5000, &cluster, &http, &err);
+    if (st == TD_OK) st = td_client_get(url, "/ready", 5000, &ready, &ready_http, &err);
+    curl_global_cleanup();
+    if (st == TD_OK && o.json) {
+        json_dumpf(cluster, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+        putchar('\n');
+    } else if (st == TD_OK)
+        print_tree(url, cluster, 0);
+    if (st == TD_OK && !o.json) printf("%s\n", ready_http == 200 ? "ready" : "not ready");
+    json_decref(cluster);
+    json_decref(ready);
+    if (st != TD_OK) return failed("status", &err);
+    return ready_http == 200 ? TD_EXIT_OK : TD_EXIT_FAILED;
+}
