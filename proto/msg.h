@@ -107,6 +107,7 @@ struct td_msg_admit {
     uint32_t max_new;       /* output limit, >= 1 */
     struct td_sampling sampling;
     const int32_t *ids;     /* [n_prompt] when decode shall prefill by itself; else NULL */
+    uint64_t prompt_hash;   /* td_prompt_hash of the ids: the manifest must show the same */
 };
 
 struct td_msg_admit_reply {
@@ -204,6 +205,7 @@ struct td_msg_slab {
     uint64_t epoch;  /* the sender's */
     uint64_t ticket;
     uint32_t slab;   /* landing slab index */
+    uint32_t first_block; /* index of the first block; n_blocks follow one another */
     uint32_t n_blocks;
     uint64_t bytes;  /* wire blocks, one after the other */
 };
@@ -212,10 +214,11 @@ struct td_msg_credit {
     uint64_t epoch; /* decode's */
     uint64_t ticket;
     uint32_t slab;
+    uint32_t first_block; /* with the ticket: which use of the slab ended */
 };
 
 struct td_msg_family { /* of a manifest, by enum td_kv_family */
-    uint64_t rows, checksum;
+    uint64_t rows, bytes, checksum;
 };
 
 struct td_msg_manifest {
