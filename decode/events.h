@@ -1,0 +1,99 @@
+/* What goes into and comes out of the decode machine (decode/sched.h): the whole interface between
+ * decisions and the shell that owns sockets, engine, UCX and clock. */
+#ifndef TD_DECODE_EVENTS_H
+#define TD_DECODE_EVENTS_H
+
+#include "common/kv/wire.h"
+#include "kernels/engine.h"
+#include "proto/msg.h"
+
+/* A data link as the shell numbers it: from 1, never reused in the process's life. */
+typedef uint64_t td_link_id;
+
+/* ---- events ---- */
+
+enum td_decode_event_kind {
+    TD_DECODE_MESSAGE,      /* router: ADMIT, KEEP, CANCEL; others are ignored */
+    TD_DECODE_ROUTER_DOWN,  /* the control link is lost: everything of it is cancelled */
+    TD_DECODE_STEP_DONE,    /* answer to STEP */
+    TD_DECODE_UNPACKED,     /* answer to UNPACK */
+    TD_DECODE_PEER_MESSAGE, /* prefill: PEER_HELLO, SLAB, MANIFEST, ABORT, PEER_BEAT */
+    TD_DECODE_PEER_LOST,    /* the link failed or was closed: nothing more comes from it, but its
+                             * process may still write into its landing slabs */
+    TD_DECODE_PEER_EXITED,  /* the process of a link is proven dead (pidfd): its writes are over */
+    TD_DECODE_TIMER,        /* td_decode_deadline() has come; spare ones are harmless */
+};
+
+struct td_decode_event {
+    enum td_decode_event_kind kind;
+    uint64_t now_ns;
+    union {
+        /* MESSAGE. Of an ADMIT with ids the shell passes a copy of them that lives until FREE_IDS
+         * names it; exactly once per such ADMIT, also when it is refused or a double. */
+        const struct td_msg *msg;
+        struct {
+            td_status status;              /* not OK: the whole step failed */
+            const struct td_token *tokens; /* [n_samples of the STEP] */
+        } step;
+        struct {
+            uint32_t landing_slab;
+            td_status status; /* CORRUPT, STALE, ...: nothing of it counts */
+            char text[TD_TEXT_MAX];
+            const struct td_kv_block_header *headers; /* [n_blocks] as verified; NULL unless OK */
+        } unpacked;
+        struct { /* PEER_* */
+            td_link_id link;
+            const struct td_msg *msg;
+        } peer;
+    };
+};
+
+/* ---- actions ---- */
+
+/* One sampling of a step: from the logits of the next run that wants logits. */
+struct td_decode_sample {
+    const struct td_sampling *sampling;
+    uint32_t position; /* absolute, of the sampled token */
+};
+
+enum td_decode_action_kind {
+    TD_DECODE_SEND,      /* msg to the router; dropped when there is no link */
+    TD_DECODE_STEP,      /* run the engine and sample; one at a time; answer STEP_DONE */
+    TD_DECODE_SEND_PEER, /* msg on peer.link. In a PEER_WELCOME with status OK the shell fills in
+                          * slab_address (of landing slabs peer.first_slab ...), rkey */
+    TD_DECODE_CLOSE,     /* close peer.link; answer PEER_LOST (spare ones are harmless) */
+    TD_DECODE_UNPACK,    /* verify and copy blocks of a landing slab; answer UNPACKED */
+    TD_DECODE_FREE_IDS,  /* the ids of one ADMIT are not needed any more */
+};
+
+struct td_decode_action {
+    enum td_decode_action_kind kind;
+    union {
+        struct td_msg msg; /* SEND */
+        struct {
+            /* Arrays of the machine, unchanged until STEP_DONE. */
+            const struct td_run *runs; /* [n_runs] */
+            uint32_t n_runs;
+            const struct td_decode_sample *samples; /* [n_samples], for runs with want_logits */
+            uint32_t n_samples;
+        } step;
+        struct {
+            td_link_id link;
+            uint32_t first_slab; /* WELCOME: landing slabs are numbered over all peers */
+            struct td_msg msg;
+        } peer;
+        struct {
+            uint32_t landing_slab; /* over all peers */
+            uint64_t bytes;
+            struct td_kv_ticket ticket;
+            uint32_t n_prompt, first_block, n_blocks;
+            /* pages[i] takes page block first_block + i; when the slot's block is the last of these
+             * (index == page blocks of n_prompt) it goes to `slot`. Unchanged until UNPACKED. */
+            const uint32_t *pages;
+            uint32_t slot;
+        } unpack;
+        const int32_t *ids; /* FREE_IDS */
+    };
+};
+
+#endif

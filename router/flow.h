@@ -1,0 +1,150 @@
+/* The life of every request: the router's step machine.
+ *
+ *   SUBMIT -> queued -> (pair chosen) ADMIT to decode -> admitted -> PREFILL to prefill
+ *          -> token 0 from prefill -> tokens 1.. from decode -> FINISHED
+ *
+ * Events with a time go in by td_flow_step(); actions come out of td_flow_next() in order. After
+ * every step the shell takes actions until there are none; carrying one out may call td_flow_step()
+ * again, whose actions queue behind. Pointers in an event's message must live until then.
+ *
+ * Promises:
+ *   - every SUBMIT ends in exactly one END or FAIL, except after CANCEL, which ends it silently;
+ *   - DELIVER gives every token of the answer once, in order, and never after the end;
+ *   - an answer that cannot be completed FAILs; END always means a complete answer;
+ *   - before its first token was delivered a request moves to another pair, at most
+ *     TD_FLOW_ATTEMPTS_MAX attempts; afterwards a lost decode worker FAILs it;
+ *   - every leg (a request's part on one worker) is followed until the worker says RELEASED or is
+ *     gone, whatever became of the request meanwhile.
+ * A decode worker's word counts once token 0 was shown: if prefill fails then, the handoff may
+ * nevertheless be complete, so the flow stops renewing the lease and waits for decode to stream or
+ * to fail. Time in the queue is bounded by its own clock and by no other.
+ *
+ * Probes: a new pair first runs a prompt the shell supplied, disaggregated and on decode alone; it
+ * takes requests when both give the same ids. */
+#ifndef TD_ROUTER_FLOW_H
+#define TD_ROUTER_FLOW_H
+
+#include "proto/msg.h"
+#include "router/fleet.h"
+
+enum {
+    TD_FLOW_ATTEMPTS_MAX = 3,
+    TD_FLOW_PROBE_TOKENS_MAX = 16, /* sampled by a probe */
+};
+/* Request ids with this bit are the flow's own (probes). */
+#define TD_FLOW_PROBE_BIT (1ull << 63)
+
+struct td_flow_options {
+    struct td_fleet_options fleet;
+    uint32_t max_requests;    /* not yet ended; more are refused with BUSY */
+    uint64_t lease_ns;        /* KEEP goes out every third of it */
+    uint64_t queue_ns;        /* longest wait for a pair */
+    uint64_t admit_ns;        /* longest wait for an ADMIT_REPLY */
+    const int32_t *probe_ids; /* [probe_n] outlives the flow; probe_n 0: pairs need no proof */
+    uint32_t probe_n, probe_new;
+};
+
+enum td_flow_event_kind {
+    TD_FLOW_SUBMIT,
+    TD_FLOW_CANCEL,      /* the client is gone */
+    TD_FLOW_STOP,        /* the text side found a stop string: end it cleanly, with END */
+    TD_FLOW_MESSAGE,     /* from a worker whose link is up */
+    TD_FLOW_WORKER_UP,   /* its hello passed td_fleet_check() */
+    TD_FLOW_WORKER_DOWN, /* its link is lost */
+    TD_FLOW_DRAIN,       /* or resume */
+    TD_FLOW_TIMER,       /* td_flow_deadline() has come; early or spare ones are harmless */
+};
+
+struct td_flow_submit {
+    uint64_t request;   /* unique in this router's life, without TD_FLOW_PROBE_BIT, not 0 */
+    void *user;         /* comes back with every action */
+    const int32_t *ids; /* [n_prompt] n_prompt >= 1; must live until the actions of the step that
+                         * ended the request have been taken */
+    uint32_t n_prompt;
+    uint32_t max_new; /* >= 1 */
+    struct td_sampling sampling;
+    bool colocate; /* decode shall prefill by itself */
+};
+
+struct td_flow_event {
+    enum td_flow_event_kind kind;
+    uint64_t now_ns;
+    union {
+        struct td_flow_submit submit;
+        uint64_t request; /* CANCEL, STOP */
+        struct {          /* MESSAGE, WORKER_DOWN (msg unused) */
+            uint64_t epoch;
+            const struct td_msg *msg;
+        } worker;
+        const struct td_msg_hello *hello; /* WORKER_UP */
+        struct {
+            const char *name;
+            bool draining;
+        } drain;
+    };
+};
+
+/* Nanoseconds on the events' clock; 0: did not happen. */
+struct td_flow_times {
+    uint64_t submitted, admitted, first_token, ended;
+    uint32_t attempts;
+    struct td_pair pair; /* of the last attempt */
+};
+
+enum td_flow_action_kind {
+    TD_FLOW_SEND,       /* msg to worker `epoch`; if its link is down, drop it */
+    TD_FLOW_CLOSE_LINK, /* worker `epoch` was replaced by a newer process of its name */
+    TD_FLOW_DELIVER,    /* tokens [n], the first one number `index` of the answer */
+    TD_FLOW_END,        /* the answer is complete */
+    TD_FLOW_FAIL,       /* it will not be completed */
+    TD_FLOW_PROBED,     /* a probe ended: fail.status OK or why not; for the log */
+};
+
+struct td_flow_action {
+    enum td_flow_action_kind kind;
+    uint64_t epoch;   /* SEND, CLOSE_LINK */
+    uint64_t request; /* DELIVER, END, FAIL */
+    void *user;
+    union {
+        struct td_msg msg;
+        struct {
+            uint32_t index, n;
+            const struct td_token *tokens; /* of the event or the request: use at once */
+        } deliver;
+        struct {
+            enum td_finish reason;
+            uint32_t n_prompt, n_tokens;
+            struct td_flow_times times;
+        } end;
+        struct {
+            td_status status;  /* TOO_LONG: client's fault; BUSY, UNREACHABLE: try again later */
+            uint32_t retry_ms; /* with BUSY and UNREACHABLE: an honest Retry-After */
+            uint32_t n_tokens; /* delivered before */
+            char text[TD_TEXT_MAX];
+            struct td_flow_times times;
+            struct td_pair pair; /* PROBED */
+        } fail;
+    };
+};
+
+struct td_flow;
+TD_MUST_USE td_status td_flow_create(const struct td_flow_options *o, struct td_flow **ret,
+                                     struct td_error *err);
+void td_flow_destroy(struct td_flow *f);
+
+void td_flow_step(struct td_flow *f, const struct td_flow_event *ev);
+bool td_flow_next(struct td_flow *f, struct td_flow_action *ret);
+/* When a TIMER event is wanted; UINT64_MAX: never. */
+uint64_t td_flow_deadline(const struct td_flow *f);
+
+const struct td_fleet *td_flow_fleet(const struct td_flow *f);
+
+struct td_flow_counts {
+    uint32_t live, queued; /* requests */
+    uint32_t tombstones;   /* ended requests with a leg not yet released */
+    uint64_t submitted, ended, failed, cancelled, retries, busy, probes_passed, probes_failed;
+    uint64_t stale_dropped; /* messages of attempts that are over */
+};
+void td_flow_counts(const struct td_flow *f, struct td_flow_counts *ret);
+
+#endif
