@@ -143,6 +143,28 @@ uint64_t td_kv_rows(const struct td_kv_layout *l, enum td_kv_family family, uint
     return 0;
 }
 
+uint64_t td_kv_bytes(const struct td_kv_layout *l, enum td_kv_family family, uint32_t n) {
+    uint64_t rows = td_kv_rows(l, family, n);
+    uint64_t half = n >= 4 ? (uint64_t)l->csa_layers * 4 : 0; /* previous window, in half rows */
+    switch (family) {
+    case TD_KV_WINDOW:
+    case TD_KV_CSA:
+    case TD_KV_HCA:
+        return rows * l->row_bytes;
+    case TD_KV_INDEX:
+        return rows * l->key_bytes;
+    case TD_KV_CSA_STATE:
+        return (2 * rows - half) * TD_KV_CSA_STATE_DIM * sizeof(float);
+    case TD_KV_INDEX_STATE:
+        return (2 * rows - half) * TD_KV_INDEX_STATE_DIM * sizeof(float);
+    case TD_KV_HCA_STATE:
+        return 2 * rows * TD_KV_HCA_STATE_DIM * sizeof(float);
+    case TD_KV_FAMILIES:
+        break;
+    }
+    return 0;
+}
+
 const char *td_kv_family_name(enum td_kv_family family) {
     static const char *const names[TD_KV_FAMILIES] = {
         [TD_KV_WINDOW] = "window rows",

@@ -123,6 +123,9 @@ static inline float *td_kv_hca_state(const struct td_kv_layout *l, void *slot, u
  * one ring row; for CSA and index state the previous window counts as 4 half rows). */
 uint64_t td_kv_rows(const struct td_kv_layout *l, enum td_kv_family family, uint32_t n);
 
+/* Bytes of those rows. */
+uint64_t td_kv_bytes(const struct td_kv_layout *l, enum td_kv_family family, uint32_t n);
+
 const char *td_kv_family_name(enum td_kv_family family);
 
 #endif

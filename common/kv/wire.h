@@ -23,6 +23,7 @@
 #ifndef TD_COMMON_KV_WIRE_H
 #define TD_COMMON_KV_WIRE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -58,6 +59,12 @@ struct td_kv_ticket {
     uint64_t epoch, ticket;
 };
 
+/* Whether blocks of this kind carry the family. */
+static inline bool td_kv_in_block(enum td_kv_block_kind kind, enum td_kv_family family) {
+    bool page = family == TD_KV_CSA || family == TD_KV_INDEX || family == TD_KV_HCA;
+    return page == (kind == TD_KV_PAGE_BLOCK);
+}
+
 /* ---- sizes in bytes, header included ---- */
 
 /* `tokens` 1..256. */
@@ -79,14 +86,16 @@ static inline uint32_t td_kv_block_tokens(uint32_t n, uint32_t index) {
 
 /* ---- packing ----
  * dst [cap] need not be aligned. TOO_LONG when the block does not fit. *ret_len is the block's
- * length; the header at dst is what td_kv_tally_add() takes. `pool` and `slot` are only read. */
+ * length, *ret_header (may be NULL) a copy of its header. `pool` and `slot` are only read. */
 
 TD_MUST_USE td_status td_kv_pack_page(const struct td_kv_layout *l, const void *pool, uint32_t page,
                                       struct td_kv_ticket ticket, uint32_t index, uint32_t tokens,
-                                      void *dst, size_t cap, size_t *ret_len, struct td_error *err);
+                                      void *dst, size_t cap, size_t *ret_len,
+                                      struct td_kv_block_header *ret_header, struct td_error *err);
 TD_MUST_USE td_status td_kv_pack_slot(const struct td_kv_layout *l, const void *slot,
                                       struct td_kv_ticket ticket, uint32_t n, void *dst, size_t cap,
-                                      size_t *ret_len, struct td_error *err);
+                                      size_t *ret_len, struct td_kv_block_header *ret_header,
+                                      struct td_error *err);
 
 /* ---- unpacking ----
  * `n` is the prompt's length as agreed at admission. The block is verified completely first; on any
