@@ -1,0 +1,164 @@
+/* Messages to frames and back: the two entry points, and the conversions both planes use. */
+#include <string.h>
+
+#include "proto/codec_parts.h"
+
+/* The field number of a frame's body is the message type. */
+#define SAME(type, body) _Static_assert((int)TD_MSG_##type == (int)TD_PB__FRAME__BODY_##body, #type)
+SAME(HELLO, HELLO);
+SAME(HELLO_REPLY, HELLO_REPLY);
+SAME(HEARTBEAT, HEARTBEAT);
+SAME(ADMIT, ADMIT);
+SAME(ADMIT_REPLY, ADMIT_REPLY);
+SAME(KEEP, KEEP);
+SAME(PREFILL, PREFILL);
+SAME(TOKENS, TOKENS);
+SAME(FINISHED, FINISHED);
+SAME(FAILED, FAILED);
+SAME(CANCEL, CANCEL);
+SAME(RELEASED, RELEASED);
+SAME(LEDGER, LEDGER);
+SAME(PEER_HELLO, PEER_HELLO);
+SAME(PEER_WELCOME, PEER_WELCOME);
+SAME(PEER_BEAT, PEER_BEAT);
+SAME(SLAB, SLAB);
+SAME(CREDIT, CREDIT);
+SAME(MANIFEST, MANIFEST);
+SAME(VERDICT, VERDICT);
+SAME(ABORT, ABORT);
+
+static bool is_control(enum td_msg_type t) {
+    return t <= TD_MSG_LEDGER;
+}
+
+static void pack(struct td_pack *p, const struct td_msg *m) {
+    td_pb__frame__init(&p->frame);
+    if (is_control(m->type)) {
+        td_pack_control(p, m);
+    } else {
+        td_pack_data(p, m);
+    }
+}
+
+size_t td_msg_encoded_size(const struct td_msg *m) {
+    if (td_msg_check(m, NULL) != TD_OK) return 0;
+    struct td_pack p;
+    pack(&p, m);
+    return td_pb__frame__get_packed_size(&p.frame);
+}
+
+td_status td_msg_encode(const struct td_msg *m, uint8_t *buf, size_t cap, size_t *ret_len,
+                        struct td_error *err) {
+    TD_TRY(td_msg_check(m, err));
+    struct td_pack p;
+    pack(&p, m);
+    size_t len = td_pb__frame__get_packed_size(&p.frame);
+    if (len > cap)
+        return td_fail(err, TD_TOO_LONG, "message type %d takes %zu bytes, there is room for %zu",
+                       (int)m->type, len, cap);
+    *ret_len = td_pb__frame__pack(&p.frame, buf);
+    return TD_OK;
+}
+
+static void *pb_alloc(void *arena, size_t bytes) {
+    return td_msg_arena_take(arena, bytes);
+}
+
+static void pb_free(void *arena, void *p) {
+    (void)arena;
+    (void)p; /* the reset at the next decode frees everything at once */
+}
+
+td_status td_msg_decode(const uint8_t *bytes, size_t len, struct td_msg_arena *a,
+                        struct td_msg *ret, struct td_error *err) {
+    if (len > TD_FRAME_BYTES_MAX)
+        return td_fail(err, TD_TOO_LONG, "a frame of %zu bytes, the limit is %d", len,
+                       TD_FRAME_BYTES_MAX);
+    td_msg_arena_reset(a);
+    ProtobufCAllocator alloc = {.alloc = pb_alloc, .free = pb_free, .allocator_data = a};
+    TdPb__Frame *f = td_pb__frame__unpack(&alloc, len, bytes);
+    if (!f) return td_fail(err, TD_PROTOCOL, "a frame of %zu bytes is not a message", len);
+    if (f->body_case == TD_PB__FRAME__BODY__NOT_SET)
+        return td_fail(err, TD_UNSUPPORTED, "a message of a type this version does not know");
+
+    struct td_msg *m = td_msg_arena_take(a, sizeof *m);
+    if (!m) return td_fail(err, TD_TOO_LONG, "a message of more than %d bytes", TD_FRAME_BYTES_MAX);
+    memset(m, 0, sizeof *m);
+    m->type = (enum td_msg_type)f->body_case;
+    TD_TRY(is_control(m->type) ? td_unpack_control(f, a, m, err) : td_unpack_data(f, m, err));
+    TD_TRY(td_msg_check(m, err));
+    *ret = *m;
+    return TD_OK;
+}
+
+/* ---- conversions ---- */
+
+TdPb__TokenColumns *td_pack_tokens(struct td_pack *p, const struct td_token *t, uint32_t n) {
+    TdPb__TokenColumns *c = &p->columns;
+    td_pb__token_columns__init(c);
+    size_t tops = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        p->id[i] = (uint32_t)t[i].id;
+        p->logprob[i] = t[i].logprob;
+        p->n_top[i] = t[i].n_top;
+        for (uint32_t k = 0; k < t[i].n_top; k++, tops++) {
+            p->top_id[tops] = (uint32_t)t[i].top[k].id;
+            p->top_logprob[tops] = t[i].top[k].logprob;
+        }
+    }
+    c->n_id = c->n_logprob = n;
+    c->id = p->id;
+    c->logprob = p->logprob;
+    c->n_n_top = tops ? n : 0; /* usually nobody asked for alternatives */
+    c->n_top = p->n_top;
+    c->n_top_id = c->n_top_logprob = tops;
+    c->top_id = p->top_id;
+    c->top_logprob = p->top_logprob;
+    return c;
+}
+
+td_status td_unpack_tokens(const TdPb__TokenColumns *c, struct td_token *ret, size_t max,
+                           struct td_error *err) {
+    size_t n = c->n_id, tops = 0;
+    if (n > max) return td_fail(err, TD_PROTOCOL, "%zu tokens in a message, at most %zu", n, max);
+    if ((c->n_logprob && c->n_logprob != n) || (c->n_n_top && c->n_n_top != n) ||
+        c->n_top_id != c->n_top_logprob)
+        return td_fail(err, TD_PROTOCOL, "columns of %zu tokens have %zu, %zu, %zu, %zu rows", n,
+                       c->n_logprob, c->n_n_top, c->n_top_id, c->n_top_logprob);
+    for (size_t i = 0; i < n; i++) {
+        struct td_token *t = &ret[i];
+        t->id = (int32_t)c->id[i];
+        t->logprob = c->n_logprob ? c->logprob[i] : 0;
+        t->n_top = c->n_n_top ? c->n_top[i] : 0;
+        if (t->n_top > TD_TOP_LOGPROBS_MAX || t->n_top > c->n_top_id - tops)
+            return td_fail(err, TD_PROTOCOL, "token %zu has %u alternatives, at most %d, %zu left",
+                           i, t->n_top, TD_TOP_LOGPROBS_MAX, c->n_top_id - tops);
+        for (uint32_t k = 0; k < t->n_top; k++, tops++) {
+            t->top[k].id = (int32_t)c->top_id[tops];
+            t->top[k].logprob = c->top_logprob[tops];
+        }
+    }
+    if (tops != c->n_top_id)
+        return td_fail(err, TD_PROTOCOL, "%zu alternatives belong to no token", c->n_top_id - tops);
+    return TD_OK;
+}
+
+td_status td_unpack_status(uint32_t wire) {
+    switch (wire) {
+#define X(name, value, text) case value:
+        TD_STATUS_MAP(X)
+#undef X
+        return (td_status)wire;
+    default:
+        return TD_INTERNAL;
+    }
+}
+
+td_status td_unpack_text(const char *from, char *to, size_t cap, const char *what,
+                         struct td_error *err) {
+    size_t n = strlen(from);
+    if (n >= cap)
+        return td_fail(err, TD_TOO_LONG, "%s of %zu bytes, the limit is %zu", what, n, cap - 1);
+    memcpy(to, from, n + 1);
+    return TD_OK;
+}
