@@ -1,0 +1,141 @@
+"""A real cluster for end-to-end tests: the built programs, a configuration file of its own, a free
+port, a short run_dir; started and stopped by `tandem up` and `tandem down` as a user would.
+
+BUILD is the build folder (first argument of every test program)."""
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+TREE = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else TREE / "build").resolve()
+TANDEM = BUILD / "deploy" / "tandem"
+MODEL = TREE / "deploy" / "models" / "needle"
+
+
+def need(package):
+    """Imports a PyPI package or skips the whole program."""
+    try:
+        return __import__(package)
+    except ImportError:
+        print(f"the PyPI package {package} is not installed")
+        sys.exit(77)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Cluster:
+    def __init__(self, **settings):
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="tandem-e2e-", dir="/tmp"))
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.settings = {
+            "model.dir": MODEL,
+            "model.name": "needle",
+            "numerics": "plain",
+            "run_dir": self.dir,
+            "router.listen": self.url.removeprefix("http://"),
+            "router.thinking": "chat",
+            "threads": 1,
+        }
+        self.settings.update({k.replace("__", "."): v for k, v in settings.items()})
+        self.config = self.dir / "tandem.conf"
+        self.config.write_text("".join(f"{k} = {v}\n" for k, v in self.settings.items()))
+
+    def __enter__(self):
+        r = self.tool("up", "--config", self.config, "--timeout", "120")
+        if r.returncode != 0:
+            self.print_logs()
+            raise RuntimeError(f"tandem up: {r.stderr}")
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind:
+            self.print_logs()
+        r = self.tool("down", "--config", self.config)
+        leftovers = sorted(p.name for p in self.dir.iterdir() if p.suffix in (".pid", ".sock"))
+        logs = "".join(p.read_text(errors="replace") for p in self.dir.glob("*.log"))
+        shutil.rmtree(self.dir, ignore_errors=True)
+        if not kind:
+            assert r.returncode == 0 and "killed" not in r.stderr, f"tandem down: {r.stderr}"
+            assert not leftovers, f"left behind after down: {leftovers}"
+            for word in ("AddressSanitizer", "runtime error:", "LeakSanitizer"):
+                assert word not in logs, f"{word} in the logs:\n{logs[-4000:]}"
+
+    def print_logs(self):
+        for log in sorted(self.dir.glob("*.log")):
+            print(f"---- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-60:]))
+        sys.stdout.flush()
+
+    def tool(self, *args, **kw):
+        return subprocess.run([TANDEM, *map(str, args)], text=True, capture_output=True, **kw)
+
+    def pid(self, name):
+        return int((self.dir / f"{name}.pid").read_text().split()[0])
+
+    def get(self, path):
+        """(status, parsed JSON or text)"""
+        return self._ask(urllib.request.Request(self.url + path))
+
+    def post(self, path, body, headers=()):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=data, method="POST")
+        request.add_header("Content-Type", "application/json")
+        for k, v in headers:
+            request.add_header(k, v)
+        return self._ask(request)
+
+    @staticmethod
+    def _ask(request):
+        try:
+            with urllib.request.urlopen(request, timeout=120) as r:
+                status, text = r.status, r.read().decode()
+        except urllib.error.HTTPError as e:
+            status, text = e.code, e.read().decode()
+        try:
+            return status, json.loads(text)
+        except ValueError:
+            return status, text
+
+    def client(self):
+        openai = need("openai")
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
+
+    def ledgers(self):
+        """{worker name: its ledger} as /v1/cluster shows it."""
+        status, j = self.get("/v1/cluster")
+        assert status == 200, j
+        return {w["name"]: w["ledger"] for w in j["workers"]}
+
+    def wait_baseline(self, seconds=5):
+        """Everything a worker ever owned is free again: pages, slots, slabs."""
+        until = time.monotonic() + seconds
+        while True:
+            ledgers = self.ledgers()
+            busy = {
+                f"{name}.{key}": value
+                for name, ledger in ledgers.items()
+                for key, value in ledger.items()
+                if key in ("pages_owned", "pages_quarantined", "slots_owned", "slots_quarantined",
+                           "landing_quarantined", "send_busy") and value
+            }
+            if not busy:
+                return ledgers
+            assert time.monotonic() < until, f"not at baseline after {seconds} s: {busy}"
+            time.sleep(0.05)
+
+
+def main(module):
+    """unittest without the build folder in argv."""
+    import unittest
+    unittest.main(module=module, argv=[sys.argv[0]] + sys.argv[2:], verbosity=2)
