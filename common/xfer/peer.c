@@ -1,0 +1,236 @@
+/* Links: opened by one side with an address, accepted by the other from the greeting, closed by
+ * force. Each side owns an endpoint of its own with an error handler; UCX's reply endpoints have
+ * neither a handler nor an owner who could close them. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "common/xfer/internal.h"
+
+static void on_endpoint_error(void *arg, ucp_ep_h ep, ucs_status_t s) {
+    (void)ep;
+    td_xfer_peer_fail(arg, TD_PEER_LOST, ucs_status_string(s));
+}
+
+void td_xfer_peer_fail(struct td_xfer_peer *peer, td_status why, const char *sentence) {
+    if (peer->state != TD_XFER_OPEN) return;
+    peer->state = TD_XFER_LOST;
+    peer->lost_due = true;
+    peer->why = why;
+    snprintf(peer->sentence, sizeof peer->sentence, "%s", sentence);
+    peer->x->attention = true;
+    peer->x->counts.peers_lost++;
+}
+
+struct td_xfer_peer *td_xfer_peer_find(const struct td_xfer *x, uint64_t id) {
+    TD_LIST_EACH(&x->peers, it) {
+        struct td_xfer_peer *peer = TD_CONTAINER(it, struct td_xfer_peer, link);
+        if (peer->id == id) return peer;
+    }
+    return NULL;
+}
+
+void td_xfer_peer_settle(struct td_xfer_peer *peer) {
+    td_xfer_remotes_drop(peer);
+    if (UCS_PTR_IS_PTR(peer->close_request)) ucp_request_free(peer->close_request);
+    peer->close_request = NULL;
+}
+
+void td_xfer_peer_free(struct td_xfer_peer *peer) {
+    struct td_xfer *x = peer->x;
+    td_list_remove(&peer->link);
+    x->counts.peers--;
+    free(peer->slots);
+    free(peer->assembly);
+    free(peer);
+}
+
+static td_status create_endpoint(struct td_xfer_peer *peer, const void *ucx_address,
+                                 struct td_error *err) {
+    /* UCX wants its bytes aligned as malloc's are. */
+    uint64_t copy[TD_XFER_ADDRESS_MAX / 8];
+    struct td_xfer_envelope e;
+    memcpy(&e, ucx_address, sizeof e);
+    memcpy(copy, (const char *)ucx_address + sizeof e, e.inner);
+    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                            UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                            UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                              .address = (const ucp_address_t *)copy,
+                              .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                              .err_handler = {.cb = on_endpoint_error, .arg = peer}};
+    td_xfer_ucx_forget();
+    ucs_status_t s = ucp_ep_create(peer->x->worker, &params, &peer->ep);
+    if (s != UCS_OK)
+        return td_fail(err, TD_UNREACHABLE, "process %u: no link to it: %s. %s", e.origin.pid,
+                       ucs_status_string(s), td_xfer_ucx_said());
+    return TD_OK;
+}
+
+static struct td_xfer_peer *new_peer(struct td_xfer *x, uint64_t id) {
+    struct td_xfer_peer *peer = calloc(1, sizeof *peer);
+    if (!peer) return NULL;
+    peer->x = x;
+    peer->id = id;
+    peer->slots = calloc(x->options.sends_per_peer, sizeof *peer->slots);
+    peer->assembly = malloc(TD_XFER_MESSAGE_MAX);
+    if (!peer->slots || !peer->assembly) {
+        free(peer->slots);
+        free(peer->assembly);
+        free(peer);
+        return NULL;
+    }
+    peer->hello.peer = peer->ack.peer = peer->bye.peer = peer;
+    td_list_init(&peer->requests);
+    td_list_init(&peer->remotes);
+    td_list_push_back(&x->peers, &peer->link);
+    x->counts.peers++;
+    return peer;
+}
+
+/* Both ways to a peer end here: endpoint, then its lanes checked. */
+static td_status open_peer(struct td_xfer *x, uint64_t id, const void *address, size_t len,
+                           struct td_xfer_peer **ret_peer, struct td_error *err) {
+    struct td_xfer_envelope e;
+    if (len > TD_XFER_ADDRESS_MAX)
+        return td_fail(err, TD_PROTOCOL, "transfer address: expected at most %d bytes, found %zu",
+                       TD_XFER_ADDRESS_MAX, len);
+    TD_TRY(td_xfer_unseal(address, len, TD_XFER_ADDRESS_MAGIC, "transfer address", &e, err));
+    struct td_xfer_peer *peer = new_peer(x, id);
+    if (!peer) return td_fail(err, TD_NO_MEMORY, "no memory for another peer");
+    td_status st;
+    TD_TRY_GOTO(create_endpoint(peer, address, err), free_peer);
+    /* Its process may have ended between the check and the mapping of its memory, and the id may
+     * have found a new owner: look again now that the mapping holds. */
+    TD_TRY_GOTO(td_xfer_origin_check(&e.origin, "transfer address", err), close_peer);
+    TD_TRY_GOTO(td_xfer_ep_lanes(peer->ep, peer->lanes, err), close_peer);
+    *ret_peer = peer;
+    return TD_OK;
+close_peer:
+    peer->refused = true;
+    peer->said_bye = true;
+    td_xfer_peer_close(peer);
+    return st;
+free_peer:
+    td_xfer_peer_free(peer);
+    return st;
+}
+
+td_status td_xfer_connect(struct td_xfer *x, const void *address, size_t len,
+                          struct td_xfer_peer **ret_peer, struct td_error *err) {
+    if (x->counts.peers >= x->options.max_peers)
+        return td_fail(err, TD_BUSY, "links to peers: all %u are open or closing",
+                       x->options.max_peers);
+    if (len == x->address_len && memcmp(address, x->address, len) == 0)
+        return td_fail(err, TD_INVALID, "transfer address: expected another's, found our own");
+    uint64_t id;
+    if (getrandom(&id, sizeof id, 0) != sizeof id)
+        return td_fail(err, TD_IO, "getrandom: no random link id");
+    struct td_xfer_peer *peer;
+    TD_TRY(open_peer(x, id, address, len, &peer, err));
+    td_xfer_note_send(&peer->hello, TD_XFER_HELLO, x->address, x->address_len);
+    *ret_peer = peer;
+    return TD_OK;
+}
+
+void td_xfer_peer_accept(struct td_xfer *x, uint64_t id, const void *address, size_t len) {
+    /* A full house still opens the link, to say no. Twice the limit bounds that as well. */
+    if (td_xfer_peer_find(x, id) || x->counts.peers >= 2 * x->options.max_peers) {
+        x->counts.stale_dropped++;
+        return;
+    }
+    bool full = x->counts.peers >= x->options.max_peers;
+    struct td_xfer_peer *peer;
+    struct td_error err;
+    td_status st = open_peer(x, id, address, len, &peer, &err);
+    if (st != TD_OK) {
+        /* Whoever greeted is gone already, or sent bytes nobody can answer. */
+        if (st == TD_PROTOCOL)
+            x->counts.malformed_dropped++;
+        else
+            x->counts.stale_dropped++;
+        return;
+    }
+    if (full) {
+        peer->refused = true;
+        td_xfer_peer_close(peer);
+        return;
+    }
+    x->options.on_accept(x->options.user, peer);
+}
+
+void td_xfer_peer_close(struct td_xfer_peer *peer) {
+    if (peer->state == TD_XFER_CLOSING) return;
+    bool was_open = peer->state == TD_XFER_OPEN;
+    peer->state = TD_XFER_CLOSING;
+    peer->lost_due = false;
+    peer->x->attention = true;
+    peer->x->moved = true;
+    if (was_open && !peer->said_bye) td_xfer_note_send(&peer->bye, TD_XFER_BYE, NULL, 0);
+    ucp_request_param_t force = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                 .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    peer->close_request = ucp_ep_close_nbx(peer->ep, &force);
+    peer->ep = NULL;
+}
+
+static bool close_finished(struct td_xfer_peer *peer) {
+    if (peer->close_rounds < TD_XFER_CLOSE_ROUNDS) {
+        peer->close_rounds++;
+        return false;
+    }
+    if (UCS_PTR_IS_PTR(peer->close_request) &&
+        ucp_request_check_status(peer->close_request) == UCS_INPROGRESS)
+        return false;
+    return td_list_empty(&peer->requests) && peer->requests_open == 0 && peer->slots_pending == 0 &&
+           peer->notes_busy == 0;
+}
+
+/* One step for one peer; true when a callback ran, after which the list may have changed. */
+static bool sweep_one(struct td_xfer *x, struct td_xfer_peer *peer) {
+    if (peer->lost_due) {
+        peer->lost_due = false;
+        x->options.on_lost(x->options.user, peer, peer->why, peer->sentence);
+        return true;
+    }
+    if (peer->state != TD_XFER_CLOSING) return false;
+    if (td_xfer_requests_cancel(peer)) return true;
+    if (!close_finished(peer)) return false;
+    td_xfer_peer_settle(peer);
+    if (!peer->refused) x->options.on_closed(x->options.user, peer);
+    td_xfer_peer_free(peer);
+    return true;
+}
+
+unsigned td_xfer_peers_sweep(struct td_xfer *x) {
+    unsigned n = 0;
+    bool again = true;
+    while (again) {
+        again = false;
+        TD_LIST_EACH(&x->peers, it) {
+            if (!sweep_one(x, TD_CONTAINER(it, struct td_xfer_peer, link))) continue;
+            n++;
+            again = true;
+            break;
+        }
+    }
+    x->attention = false;
+    TD_LIST_EACH(&x->peers, it) {
+        const struct td_xfer_peer *peer = TD_CONTAINER(it, struct td_xfer_peer, link);
+        if (peer->lost_due || peer->state == TD_XFER_CLOSING) x->attention = true;
+    }
+    return n;
+}
+
+void td_xfer_peer_set_user(struct td_xfer_peer *peer, void *user) {
+    peer->user = user;
+}
+
+void *td_xfer_peer_user(const struct td_xfer_peer *peer) {
+    return peer->user;
+}
+
+void td_xfer_lanes(const struct td_xfer_peer *peer, char *buf) {
+    memcpy(buf, peer->lanes, sizeof peer->lanes);
+}

@@ -1,0 +1,236 @@
+/* Life of a td_xfer and its place in the event loop. UCX's callbacks only take notes (done list,
+ * inbox, lost_due); everything the upper layer sees is delivered here, outside UCX. */
+#include "common/xfer/xfer.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/xfer/internal.h"
+
+static td_status open_context(struct td_xfer *x, struct td_error *err) {
+    ucp_config_t *config = NULL;
+    td_xfer_ucx_forget();
+    ucs_status_t s = ucp_config_read(NULL, NULL, &config);
+    if (s != UCS_OK)
+        return td_fail(err, TD_CONFIG, "UCX: its settings cannot be read: %s. %s",
+                       ucs_status_string(s), td_xfer_ucx_said());
+    ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
+                           .features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+                           .name = "tandem"};
+    s = ucp_init(&params, config, &x->context);
+    ucp_config_release(config);
+    if (s != UCS_OK)
+        return td_fail(err, TD_CONFIG, "UCX: expected shared memory under /dev/shm, found: %s. %s",
+                       ucs_status_string(s), td_xfer_ucx_said());
+    return TD_OK;
+}
+
+static td_status open_worker(struct td_xfer *x, struct td_error *err) {
+    ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                  .thread_mode = UCS_THREAD_MODE_SINGLE};
+    ucs_status_t s = ucp_worker_create(x->context, &params, &x->worker);
+    if (s != UCS_OK)
+        return td_fail(err, TD_CONFIG,
+                       "UCX: its receive queues (20 MB) do not fit /dev/shm: %s. %s Give it more "
+                       "(mount -o remount,size=..., docker --shm-size)",
+                       ucs_status_string(s), td_xfer_ucx_said());
+    s = ucp_worker_get_efd(x->worker, &x->fd);
+    if (s != UCS_OK)
+        return td_fail(err, TD_CONFIG, "UCX: no event descriptor: %s", ucs_status_string(s));
+    ucp_address_t *address;
+    size_t len;
+    s = ucp_worker_get_address(x->worker, &address, &len);
+    if (s != UCS_OK)
+        return td_fail(err, TD_CONFIG, "UCX: no worker address: %s", ucs_status_string(s));
+    struct td_xfer_envelope e = {0};
+    td_status st = td_xfer_seal(&e, TD_XFER_ADDRESS_MAGIC, address, len, x->address,
+                                sizeof x->address, &x->address_len, err);
+    ucp_worker_release_address(x->worker, address);
+    return st;
+}
+
+static void ignore_error(void *arg, ucp_ep_h ep, ucs_status_t s) {
+    (void)arg, (void)ep, (void)s;
+}
+
+/* A link to ourselves shows what lanes links get, before anything depends on it. It fails when
+ * shared-memory error handling is not in force, whatever the environment says. */
+static td_status prove_lanes(struct td_xfer *x, struct td_error *err) {
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address = (const ucp_address_t *)(x->address + sizeof(struct td_xfer_envelope)),
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = {.cb = ignore_error}};
+    ucp_ep_h ep;
+    td_xfer_ucx_forget();
+    ucs_status_t s = ucp_ep_create(x->worker, &params, &ep);
+    if (s != UCS_OK)
+        return td_fail(err, TD_CONFIG, "UCX: no shared-memory lane that reports dead peers: %s. %s",
+                       ucs_status_string(s), td_xfer_ucx_said());
+    char lanes[TD_XFER_LANES_MAX];
+    td_status st = td_xfer_ep_lanes(ep, lanes, err);
+    ucp_request_param_t force = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                 .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    void *closing = ucp_ep_close_nbx(ep, &force);
+    for (int i = 0; i < 1000 && (i < 8 || (UCS_PTR_IS_PTR(closing) &&
+                                           ucp_request_check_status(closing) == UCS_INPROGRESS));
+         i++)
+        ucp_worker_progress(x->worker);
+    if (UCS_PTR_IS_PTR(closing)) ucp_request_free(closing);
+    return st;
+}
+
+td_status td_xfer_create(const struct td_xfer_options *options, struct td_xfer **ret_x,
+                         struct td_error *err) {
+    if (!options->on_accept || !options->on_message || !options->on_lost || !options->on_closed)
+        return td_fail(err, TD_INVALID, "transfer options: all four callbacks are needed");
+    if (options->max_peers > TD_XFER_PEERS_MAX || options->sends_per_peer > TD_XFER_SENDS_MAX)
+        return td_fail(err, TD_INVALID,
+                       "transfer options: expected at most %d peers and %d sends, found %u and %u",
+                       TD_XFER_PEERS_MAX, TD_XFER_SENDS_MAX, options->max_peers,
+                       options->sends_per_peer);
+    TD_TRY(td_xfer_env_check(err));
+    struct td_xfer *x = calloc(1, sizeof *x);
+    if (!x) return td_fail(err, TD_NO_MEMORY, "no memory for the transfer layer");
+    x->options = *options;
+    if (x->options.max_peers == 0) x->options.max_peers = 64;
+    if (x->options.sends_per_peer == 0) x->options.sends_per_peer = 16;
+    td_list_init(&x->peers);
+    td_list_init(&x->regions);
+    td_list_init(&x->done);
+    td_status st;
+    TD_TRY_GOTO(open_context(x, err), destroy);
+    TD_TRY_GOTO(open_worker(x, err), destroy);
+    TD_TRY_GOTO(prove_lanes(x, err), destroy);
+    TD_TRY_GOTO(td_xfer_message_start(x, err), destroy);
+    *ret_x = x;
+    return TD_OK;
+destroy:
+    td_xfer_destroy(x);
+    return st;
+}
+
+static void quieten(struct td_link *requests) {
+    TD_LIST_EACH_SAFE(requests, it, tmp) {
+        struct td_xfer_req *req = TD_CONTAINER(it, struct td_xfer_req, link);
+        td_list_remove(&req->link);
+        req->quiet = true;
+    }
+}
+
+void td_xfer_destroy(struct td_xfer *x) {
+    if (!x) return;
+    assert(!x->inside);
+    assert(td_list_empty(&x->regions));
+    x->destroying = true;
+    TD_LIST_EACH(&x->peers, it)
+    td_xfer_peer_close(TD_CONTAINER(it, struct td_xfer_peer, link));
+    /* A few rounds let the farewells out and UCX unmap; what is stuck dies with the worker. */
+    for (int i = 0; x->worker && i < 64; i++)
+        ucp_worker_progress(x->worker);
+    td_xfer_inbox_drop(x);
+    TD_LIST_EACH(&x->peers, it)
+    td_xfer_peer_settle(TD_CONTAINER(it, struct td_xfer_peer, link));
+    if (x->worker) ucp_worker_destroy(x->worker);
+    quieten(&x->done);
+    TD_LIST_EACH_SAFE(&x->peers, it, tmp) {
+        struct td_xfer_peer *peer = TD_CONTAINER(it, struct td_xfer_peer, link);
+        quieten(&peer->requests);
+        td_xfer_peer_free(peer);
+    }
+    if (x->context) ucp_cleanup(x->context);
+    free(x);
+}
+
+const void *td_xfer_address(const struct td_xfer *x, size_t *ret_len) {
+    *ret_len = x->address_len;
+    return x->address;
+}
+
+int td_xfer_fd(const struct td_xfer *x) {
+    return x->fd;
+}
+
+bool td_xfer_progress(struct td_xfer *x) {
+    assert(!x->inside);
+    unsigned n = ucp_worker_progress(x->worker);
+    x->inside = true;
+    n += td_xfer_inbox_deliver(x);
+    n += td_xfer_done_deliver(x);
+    if (x->attention) n += td_xfer_peers_sweep(x);
+    x->inside = false;
+    if (n) x->moved = true;
+    return n != 0;
+}
+
+enum td_xfer_wait td_xfer_arm(struct td_xfer *x) {
+    bool moved = x->moved;
+    x->moved = false;
+    if (!td_list_empty(&x->done) || x->inbox_used != x->inbox_taken) return TD_XFER_AGAIN;
+    if (!x->attention && ucp_worker_arm(x->worker) == UCS_OK) {
+        x->busy_before = false;
+        return TD_XFER_SLEEP;
+    }
+    bool stuck = x->busy_before && !moved;
+    x->busy_before = true;
+    return stuck ? TD_XFER_POLL : TD_XFER_AGAIN;
+}
+
+static uint64_t expire_messages(struct td_xfer_peer *peer, uint64_t now_ns) {
+    uint64_t next = UINT64_MAX;
+    if (peer->state != TD_XFER_OPEN) return next;
+    for (uint32_t i = 0; i < peer->slots_used; i++) {
+        uint32_t at = (peer->slot_first + i) % peer->x->options.sends_per_peer;
+        uint64_t deadline = peer->slots[at].deadline_ns;
+        if (deadline <= now_ns) {
+            peer->x->counts.timeouts++;
+            td_xfer_peer_fail(peer, TD_TIMEOUT, "a message was not taken by its deadline");
+            return UINT64_MAX;
+        }
+        if (deadline < next) next = deadline;
+    }
+    return next;
+}
+
+/* The first overdue, unreported request, or NULL with the earliest deadline of the rest. */
+static struct td_xfer_req *overdue(struct td_xfer *x, uint64_t now_ns, uint64_t *next) {
+    TD_LIST_EACH(&x->peers, p) {
+        struct td_xfer_peer *peer = TD_CONTAINER(p, struct td_xfer_peer, link);
+        TD_LIST_EACH(&peer->requests, r) {
+            struct td_xfer_req *req = TD_CONTAINER(r, struct td_xfer_req, link);
+            if (req->reported) continue;
+            if (req->deadline_ns <= now_ns) return req;
+            if (req->deadline_ns < *next) *next = req->deadline_ns;
+        }
+    }
+    return NULL;
+}
+
+uint64_t td_xfer_expire(struct td_xfer *x, uint64_t now_ns) {
+    assert(!x->inside);
+    x->inside = true;
+    /* Callbacks may close peers and post requests: start over after each. */
+    uint64_t next;
+    for (;;) {
+        next = UINT64_MAX;
+        struct td_xfer_req *req = overdue(x, now_ns, &next);
+        if (!req) break;
+        req->reported = true;
+        x->counts.timeouts++;
+        x->counts.quarantined++;
+        req->on_done(req, TD_TIMEOUT);
+    }
+    TD_LIST_EACH(&x->peers, it) {
+        uint64_t t = expire_messages(TD_CONTAINER(it, struct td_xfer_peer, link), now_ns);
+        if (t < next) next = t;
+    }
+    if (x->attention) (void)td_xfer_peers_sweep(x);
+    x->inside = false;
+    return next;
+}
+
+void td_xfer_counts(const struct td_xfer *x, struct td_xfer_counts *ret_counts) {
+    *ret_counts = x->counts;
+}
