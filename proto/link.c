@@ -48,7 +48,7 @@ struct td_link_client {
 
 struct td_conn {
     struct td_link link;
-    struct endpoint *e = NULL;
+    struct endpoint *e;
     struct td_stream *stream;
     uv_timer_t timer; /* every heartbeat_ms */
     enum state state;
