@@ -69,6 +69,7 @@ static void pack_admit(struct td_pack *p, const struct td_msg_admit *m) {
     b->sampling = pack_sampling(p, &m->sampling);
     b->n_ids = m->ids ? m->n_prompt : 0;
     b->ids = (uint32_t *)m->ids;
+    b->prompt_hash = m->prompt_hash;
 }
 
 static void pack_admit_reply(struct td_pack *p, const struct td_msg_admit_reply *m) {
@@ -249,6 +250,7 @@ static td_status unpack_admit(const TdPb__Admit *b, struct td_msg_admit *m, stru
     m->max_new = b->max_new;
     unpack_sampling(b->sampling, &m->sampling);
     m->ids = b->n_ids ? (const int32_t *)b->ids : NULL;
+    m->prompt_hash = b->prompt_hash;
     return TD_OK;
 }
 

@@ -45,10 +45,12 @@ static void pack_manifest(struct td_pack *p, const struct td_msg_manifest *m) {
     b->fingerprint = m->fingerprint;
     for (uint32_t i = 0; i < m->n_families; i++) {
         p->family_rows[i] = m->family[i].rows;
+        p->family_bytes[i] = m->family[i].bytes;
         p->family_checksum[i] = m->family[i].checksum;
     }
-    b->n_family_rows = b->n_family_checksum = m->n_families;
+    b->n_family_rows = b->n_family_bytes = b->n_family_checksum = m->n_families;
     b->family_rows = p->family_rows;
+    b->family_bytes = p->family_bytes;
     b->family_checksum = p->family_checksum;
     b->first = td_pack_tokens(p, m->first, m->n_first);
     b->seed = m->seed;
@@ -60,6 +62,7 @@ static void pack_slab(struct td_pack *p, const struct td_msg_slab *m) {
     b->epoch = m->epoch;
     b->ticket = m->ticket;
     b->slab = m->slab;
+    b->first_block = m->first_block;
     b->n_blocks = m->n_blocks;
     b->bytes = m->bytes;
 }
@@ -74,6 +77,7 @@ static void pack_small(struct td_pack *p, const struct td_msg *m) {
         b->epoch = m->credit.epoch;
         b->ticket = m->credit.ticket;
         b->slab = m->credit.slab;
+        b->first_block = m->credit.first_block;
     } else if (m->type == TD_MSG_VERDICT) {
         BODY(verdict, Verdict);
         b->epoch = m->verdict.epoch;
@@ -143,9 +147,10 @@ static td_status unpack_peer_welcome(const TdPb__PeerWelcome *b, struct td_msg_p
 
 static td_status unpack_manifest(const TdPb__Manifest *b, struct td_msg_manifest *m,
                                  struct td_error *err) {
-    if (b->n_family_rows > TD_KV_FAMILIES_MAX || b->n_family_rows != b->n_family_checksum)
-        return td_fail(err, TD_PROTOCOL, "%zu families with %zu checksums, at most %d",
-                       b->n_family_rows, b->n_family_checksum, TD_KV_FAMILIES_MAX);
+    size_t n = b->n_family_rows;
+    if (n > TD_KV_FAMILIES_MAX || n != b->n_family_bytes || n != b->n_family_checksum)
+        return td_fail(err, TD_PROTOCOL, "%zu families with %zu sizes, %zu checksums, at most %d",
+                       n, b->n_family_bytes, b->n_family_checksum, TD_KV_FAMILIES_MAX);
     m->epoch = b->epoch;
     m->decode_epoch = b->decode_epoch;
     m->ticket = b->ticket;
@@ -153,9 +158,11 @@ static td_status unpack_manifest(const TdPb__Manifest *b, struct td_msg_manifest
     m->n_blocks = b->n_blocks;
     m->prompt_hash = b->prompt_hash;
     m->fingerprint = b->fingerprint;
-    m->n_families = (uint32_t)b->n_family_rows;
+    m->n_families = (uint32_t)n;
     for (uint32_t i = 0; i < m->n_families; i++)
-        m->family[i] = (struct td_msg_family){b->family_rows[i], b->family_checksum[i]};
+        m->family[i] = (struct td_msg_family){.rows = b->family_rows[i],
+                                              .bytes = b->family_bytes[i],
+                                              .checksum = b->family_checksum[i]};
     if (b->first) {
         TD_TRY(td_unpack_tokens(b->first, m->first, TD_FIRST_TOKENS_MAX, err));
         m->n_first = (uint32_t)b->first->n_id;
@@ -171,6 +178,7 @@ static void unpack_slab(const TdPb__Slab *b, struct td_msg_slab *m) {
     m->slab = b->slab;
     m->n_blocks = b->n_blocks;
     m->bytes = b->bytes;
+    m->first_block = b->first_block;
 }
 
 td_status td_unpack_data(const TdPb__Frame *f, struct td_msg *m, struct td_error *err) {
@@ -192,6 +200,7 @@ td_status td_unpack_data(const TdPb__Frame *f, struct td_msg *m, struct td_error
         m->credit.epoch = f->credit->epoch;
         m->credit.ticket = f->credit->ticket;
         m->credit.slab = f->credit->slab;
+        m->credit.first_block = f->credit->first_block;
         return TD_OK;
     case TD_MSG_VERDICT:
         m->verdict.epoch = f->verdict->epoch;

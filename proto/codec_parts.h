@@ -47,6 +47,7 @@ struct td_pack {
     uint32_t top_id[TD_TOPS_MAX];
     float top_logprob[TD_TOPS_MAX];
     uint64_t family_rows[TD_KV_FAMILIES_MAX];
+    uint64_t family_bytes[TD_KV_FAMILIES_MAX];
     uint64_t family_checksum[TD_KV_FAMILIES_MAX];
 };
 
