@@ -57,6 +57,15 @@ static void test_rows(void **state) {
         uint64_t index = td_kv_rows(&l, TD_KV_INDEX_STATE, n);
         uint64_t bytes = half * (4096 + 1024) + (csa - half) * 8192 + (index - half) * 2048 +
                          td_kv_rows(&l, TD_KV_HCA_STATE, n) * 4096;
+        assert_int_equal(td_kv_bytes(&l, TD_KV_CSA_STATE, n) +
+                             td_kv_bytes(&l, TD_KV_INDEX_STATE, n) +
+                             td_kv_bytes(&l, TD_KV_HCA_STATE, n),
+                         bytes);
+        assert_int_equal(td_kv_bytes(&l, TD_KV_WINDOW, n), 43 * 1024 * (n < 128 ? n : 128));
+        if (n % 128 == 0)
+            assert_int_equal(td_kv_bytes(&l, TD_KV_CSA, n) + td_kv_bytes(&l, TD_KV_INDEX, n) +
+                                 td_kv_bytes(&l, TD_KV_HCA, n),
+                             6880 * n);
         assert_int_equal(bytes,
                          21 * 20480 * (n >= 4) + 21 * 10240 * (n % 4) + 20 * 4096 * (n % 128));
     }

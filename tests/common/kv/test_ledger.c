@@ -1,0 +1,281 @@
+/* The ledger against a plain model of it, under random calls; and that its self check sees faults.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <cmocka.h>
+
+#include "common/kv/checksum.h"
+#include "common/kv/ledger.h"
+
+static uint64_t seed;
+
+static uint64_t next_random(void) {
+    seed += 0x9E3779B97F4A7C15u;
+    return td_mix64(seed);
+}
+
+static struct td_ledger make(uint32_t units) {
+    struct td_ledger l;
+    struct td_error err;
+    assert_int_equal(td_ledger_init(&l, "page", units, &err), TD_OK);
+    assert_int_equal(td_ledger_check(&l, &err), TD_OK);
+    return l;
+}
+
+static void test_take_and_release(void **state) {
+    (void)state;
+    struct td_ledger l = make(8);
+    struct td_error err;
+    uint32_t a[8], b[8], got[8];
+    assert_int_equal(td_ledger_take(&l, 11, 3, a, &err), TD_OK);
+    assert_int_equal(td_ledger_take(&l, 22, 2, b, &err), TD_OK);
+    assert_int_equal(td_ledger_take(&l, 11, 1, a + 3, &err), TD_OK);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(a[i], i); /* fixed order */
+    assert_int_equal(td_ledger_units(&l, 11, got, 8), 4);
+    assert_memory_equal(got, a, 4 * sizeof *a);
+    assert_int_equal(td_ledger_units(&l, 11, got, 2), 4);
+
+    /* All or none, and the sentence has both numbers. */
+    memset(got, 0xff, sizeof got);
+    assert_int_equal(td_ledger_take(&l, 33, 3, got, &err), TD_BUSY);
+    assert_int_equal(got[0], UINT32_MAX);
+    assert_string_equal(err.text, "pages: 3 asked for, 2 of 8 free");
+    assert_int_equal(td_ledger_holding(&l, 33).owned, 0);
+    assert_int_equal(td_ledger_take(&l, 33, 0, NULL, &err), TD_OK);
+    assert_int_equal(l.owners, 2);
+
+    uint64_t owner;
+    assert_int_equal(td_ledger_state(&l, a[3], &owner), TD_UNIT_OWNED);
+    assert_int_equal(owner, 11);
+    assert_int_equal(td_ledger_release(&l, 11), 4);
+    assert_int_equal(td_ledger_release(&l, 11), 0);
+    assert_int_equal(td_ledger_release(&l, 44), 0);
+    assert_int_equal(td_ledger_state(&l, a[3], &owner), TD_UNIT_FREE);
+    assert_int_equal(owner, 0);
+    assert_int_equal(l.count[TD_UNIT_FREE], 6);
+    assert_int_equal(td_ledger_check(&l, &err), TD_OK);
+
+    /* The next taker gets the same units in the same order. */
+    assert_int_equal(td_ledger_take(&l, 55, 4, got, &err), TD_OK);
+    assert_memory_equal(got, a, 4 * sizeof *a);
+    td_ledger_release_one(&l, 55, got[1]);
+    assert_int_equal(td_ledger_units(&l, 55, b, 8), 3);
+    assert_int_equal(b[1], got[2]);
+    td_ledger_release_one(&l, 55, got[0]);
+    td_ledger_release_one(&l, 55, got[3]);
+    td_ledger_release_one(&l, 55, got[2]);
+    assert_int_equal(l.owners, 1);
+    assert_int_equal(td_ledger_check(&l, &err), TD_OK);
+    td_ledger_finish(&l);
+    td_ledger_finish(&l);
+}
+
+static void test_quarantine(void **state) {
+    (void)state;
+    struct td_ledger l = make(6);
+    struct td_error err;
+    uint32_t a[6];
+    assert_int_equal(td_ledger_take(&l, 7, 4, a, &err), TD_OK);
+    assert_int_equal(td_ledger_quarantine(&l, 7), 4);
+    assert_int_equal(td_ledger_quarantine(&l, 7), 0);
+    assert_int_equal(td_ledger_quarantine(&l, 8), 0);
+    /* A release does not free what somebody may still write to. */
+    assert_int_equal(td_ledger_release(&l, 7), 0);
+    assert_int_equal(td_ledger_take(&l, 9, 3, a, &err), TD_BUSY);
+    struct td_ledger_holding h = td_ledger_holding(&l, 7);
+    assert_int_equal(h.owned, 0);
+    assert_int_equal(h.quarantined, 4);
+    assert_int_equal(td_ledger_check(&l, &err), TD_OK);
+    /* The same owner may hold both kinds. */
+    assert_int_equal(td_ledger_take(&l, 7, 1, a, &err), TD_OK);
+    assert_int_equal(td_ledger_release(&l, 7), 1);
+    assert_int_equal(l.count[TD_UNIT_QUARANTINED], 4);
+    assert_int_equal(td_ledger_take(&l, 7, 1, a, &err), TD_OK);
+    assert_int_equal(td_ledger_absolve(&l, 7), 4);
+    assert_int_equal(td_ledger_absolve(&l, 7), 0);
+    assert_int_equal(td_ledger_holding(&l, 7).owned, 1);
+    assert_int_equal(l.count[TD_UNIT_FREE], 5);
+    assert_int_equal(td_ledger_check(&l, &err), TD_OK);
+    td_ledger_finish(&l);
+}
+
+static void test_limits(void **state) {
+    (void)state;
+    struct td_ledger l;
+    struct td_error err;
+    assert_int_equal(td_ledger_init(&l, "slot", 0, &err), TD_INVALID);
+    td_ledger_finish(&l);
+    assert_int_equal(td_ledger_init(&l, "slot", TD_LEDGER_MAX_UNITS + 1, &err), TD_INVALID);
+    assert_non_null(strstr(err.text, "slot"));
+    l = make(1);
+    uint32_t u;
+    assert_int_equal(td_ledger_take(&l, UINT64_MAX, 1, &u, &err), TD_OK);
+    assert_int_equal(td_ledger_take(&l, 1, 1, &u, &err), TD_BUSY);
+    assert_int_equal(td_ledger_release(&l, UINT64_MAX), 1);
+    td_ledger_finish(&l);
+}
+
+/* ---- against a model ---- */
+
+enum { UNITS = 64, OWNERS = 40 };
+
+struct model {
+    uint64_t owner[UNITS];
+    int state[UNITS];
+};
+
+static uint32_t model_count(const struct model *m, uint64_t owner, int state) {
+    uint32_t n = 0;
+    for (int u = 0; u < UNITS; u++)
+        n += m->state[u] == state && (!owner || m->owner[u] == owner);
+    return n;
+}
+
+static void model_move(struct model *m, uint64_t owner, int from, int to) {
+    for (int u = 0; u < UNITS; u++)
+        if (m->owner[u] == owner && m->state[u] == from) {
+            m->state[u] = to;
+            if (to == TD_UNIT_FREE) m->owner[u] = 0;
+        }
+}
+
+static void compare(const struct td_ledger *l, const struct model *m) {
+    struct td_error err;
+    if (td_ledger_check(l, &err) != TD_OK) fail_msg("%s", err.text);
+    for (int s = 0; s < TD_UNIT_STATES; s++)
+        assert_int_equal(l->count[s], model_count(m, 0, s));
+    for (uint32_t u = 0; u < UNITS; u++) {
+        uint64_t owner;
+        assert_int_equal(td_ledger_state(l, u, &owner), m->state[u]);
+        assert_true(owner == m->owner[u]);
+    }
+    uint32_t cursor = 0, n = 0;
+    struct td_ledger_holding h;
+    while (td_ledger_next(l, &cursor, &h)) {
+        assert_int_equal(h.owned, model_count(m, h.owner, TD_UNIT_OWNED));
+        assert_int_equal(h.quarantined, model_count(m, h.owner, TD_UNIT_QUARANTINED));
+        n++;
+    }
+    assert_int_equal(n, l->owners);
+}
+
+static void model_take(struct td_ledger *l, struct model *m, uint64_t owner) {
+    struct td_error err;
+    uint32_t n = (uint32_t)(next_random() % 9), got[8];
+    uint32_t n_free = model_count(m, 0, TD_UNIT_FREE);
+    td_status st = td_ledger_take(l, owner, n, got, &err);
+    assert_int_equal(st, n <= n_free ? TD_OK : TD_BUSY);
+    for (uint32_t i = 0; st == TD_OK && i < n; i++) {
+        assert_int_equal(m->state[got[i]], TD_UNIT_FREE); /* no unit with two owners */
+        m->state[got[i]] = TD_UNIT_OWNED;
+        m->owner[got[i]] = owner;
+    }
+}
+
+static void test_random_calls(void **state) {
+    (void)state;
+    struct td_ledger l = make(UNITS);
+    struct model m = {0};
+    for (int step = 0; step < 40000; step++) {
+        /* Owners that differ in high bits only, too. */
+        uint64_t k = next_random() % OWNERS + 1, owner = k % 2 ? k : k << 40;
+        uint32_t unit = (uint32_t)(next_random() % UNITS);
+        switch (next_random() % 8) {
+        case 0:
+            assert_int_equal(td_ledger_release(&l, owner), model_count(&m, owner, TD_UNIT_OWNED));
+            model_move(&m, owner, TD_UNIT_OWNED, TD_UNIT_FREE);
+            break;
+        case 1:
+            assert_int_equal(td_ledger_quarantine(&l, owner),
+                             model_count(&m, owner, TD_UNIT_OWNED));
+            model_move(&m, owner, TD_UNIT_OWNED, TD_UNIT_QUARANTINED);
+            break;
+        case 2:
+            assert_int_equal(td_ledger_absolve(&l, owner),
+                             model_count(&m, owner, TD_UNIT_QUARANTINED));
+            model_move(&m, owner, TD_UNIT_QUARANTINED, TD_UNIT_FREE);
+            break;
+        case 3:
+            if (m.state[unit] != TD_UNIT_OWNED) break;
+            td_ledger_release_one(&l, m.owner[unit], unit);
+            m.state[unit] = TD_UNIT_FREE;
+            m.owner[unit] = 0;
+            break;
+        default:
+            model_take(&l, &m, owner);
+        }
+        compare(&l, &m);
+    }
+    for (uint64_t k = 1; k <= OWNERS; k++) {
+        uint64_t owner = k % 2 ? k : k << 40;
+        td_ledger_release(&l, owner);
+        td_ledger_absolve(&l, owner);
+    }
+    assert_int_equal(l.count[TD_UNIT_FREE], UNITS);
+    assert_int_equal(l.owners, 0);
+    td_ledger_finish(&l);
+}
+
+/* A full set of owners with one unit each is the most the table can hold. */
+static void test_many_owners(void **state) {
+    (void)state;
+    struct td_ledger l = make(1000);
+    struct td_error err;
+    uint32_t u;
+    for (uint64_t o = 1; o <= 1000; o++)
+        assert_int_equal(td_ledger_take(&l, o * 0x10001, 1, &u, &err), TD_OK);
+    assert_int_equal(td_ledger_take(&l, 5, 1, &u, &err), TD_BUSY);
+    assert_int_equal(td_ledger_check(&l, &err), TD_OK);
+    for (uint64_t o = 1; o <= 1000; o += 2)
+        assert_int_equal(td_ledger_release(&l, o * 0x10001), 1);
+    assert_int_equal(td_ledger_check(&l, &err), TD_OK);
+    for (uint64_t o = 2; o <= 1000; o += 2)
+        assert_int_equal(td_ledger_holding(&l, o * 0x10001).owned, 1);
+    td_ledger_finish(&l);
+}
+
+/* Damage is seen. The inner records are private, so the public counters and the stack are hit. */
+static void test_check_sees_damage(void **state) {
+    (void)state;
+    struct td_ledger l = make(8);
+    struct td_error err;
+    uint32_t a[3];
+    assert_int_equal(td_ledger_take(&l, 3, 3, a, &err), TD_OK);
+    uint32_t keep = l.stack[0];
+    l.stack[0] = l.stack[1]; /* one unit on the stack twice */
+    assert_int_equal(td_ledger_check(&l, &err), TD_INTERNAL);
+    l.stack[0] = a[0]; /* a free unit that has an owner */
+    assert_int_equal(td_ledger_check(&l, &err), TD_INTERNAL);
+    assert_non_null(strstr(err.text, "page"));
+    l.stack[0] = keep;
+    assert_int_equal(td_ledger_check(&l, &err), TD_OK);
+    l.count[TD_UNIT_OWNED]++;
+    assert_int_equal(td_ledger_check(&l, &err), TD_INTERNAL);
+    l.count[TD_UNIT_OWNED]--;
+    l.count[TD_UNIT_FREE]--; /* a unit in no list */
+    assert_int_equal(td_ledger_check(&l, &err), TD_INTERNAL);
+    l.count[TD_UNIT_FREE]++;
+    l.owners++;
+    assert_int_equal(td_ledger_check(&l, &err), TD_INTERNAL);
+    l.owners--;
+    assert_int_equal(td_ledger_check(&l, &err), TD_OK);
+    td_ledger_finish(&l);
+}
+
+int main(int argc, char **argv) {
+    seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
+    printf("seed %llu\n", (unsigned long long)seed);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_take_and_release), cmocka_unit_test(test_quarantine),
+        cmocka_unit_test(test_limits),           cmocka_unit_test(test_random_calls),
+        cmocka_unit_test(test_many_owners),      cmocka_unit_test(test_check_sees_damage),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
