@@ -10,6 +10,8 @@
 #include "common/base/status.h"
 
 enum {
+    /* Also stands for UCX's FIFO figures (env.c), which both sides of a link must share: a sender
+     * maps the receiver's FIFO by its own. Raise it when they change. */
     TD_XFER_VERSION = 1,
     /* One fragment is one element of the receiver's FIFO (8256 bytes less UCX's and our heads). */
     TD_XFER_FRAGMENT = 8000,

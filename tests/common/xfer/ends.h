@@ -18,7 +18,7 @@ struct end {
     char sentence[200];
     uint8_t last[TD_XFER_MESSAGE_MAX];
     size_t last_len;
-    bool echo;         /* send every message back */
+    bool echo;          /* send every message back */
     unsigned echo_busy; /* echoes refused */
     void (*on_message)(struct end *e, struct td_xfer_peer *peer, const void *bytes, size_t len);
     unsigned polls; /* times the loop was told to poll */
@@ -45,7 +45,8 @@ bool want_is_quiet(void *want);
 void pattern_fill(void *p, size_t len, uint64_t seed);
 bool pattern_is(const void *p, size_t len, uint64_t seed);
 
-/* ---- the other process: this program run again with "receiver" ----------------------------------*/
+/* ---- the other process: this program run again with "receiver"
+ * ----------------------------------*/
 
 enum { RECEIVER_REGION = 16 << 20 };
 

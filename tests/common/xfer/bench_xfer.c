@@ -1,0 +1,156 @@
+/* How fast slabs go to another process, beside what the machine and UCX alone can do, in one run:
+ *   memcpy      private to private memory
+ *   map         memcpy straight into the receiver's mapped region, no library in between
+ *   ucp put     bare ucp_put_nbx of a slab and a flush
+ *   td_xfer     put + flush, callbacks and all
+ *   slab cycle  put + flush + message, and the receiver's answer before the next slab
+ *   2 in flight the same with the answer to slab n awaited after slab n+1 was put
+ * Sources and targets alternate between two slabs, as the send and landing slabs do.
+ * Usage: bench_xfer [slab MiB] [rounds] */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/xfer/internal.h"
+#include "tests/common/xfer/ends.h"
+
+#define NEED(cond)                                                                                 \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            fprintf(stderr, "%s:%d: " #cond "\n", __FILE__, __LINE__);                             \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static struct end a;
+static struct end *ends[] = {&a};
+static struct receiver r;
+static struct td_xfer_remote *remote;
+static size_t slab;
+static unsigned rounds;
+static char *source, *target;
+
+static void report(const char *what, uint64_t ns) {
+    double gbs = (double)slab * rounds / (double)ns;
+    printf("%-12s %8.2f GB/s  %8.1f us a slab\n", what, gbs, (double)ns / 1e3 / rounds);
+}
+
+static bool answered(void *user) {
+    return a.messages >= *(unsigned *)user;
+}
+
+static void order(uint64_t op) {
+    struct order o = {.op = op};
+    NEED(td_xfer_send(a.peer, &o, sizeof o, UINT64_MAX) == TD_OK);
+}
+
+static uint64_t bench_copy(char *to) {
+    uint64_t t = td_now_ns();
+    for (unsigned i = 0; i < rounds; i++) {
+        memcpy(to + (i & 1) * slab, source + (i & 1) * slab, slab);
+        __asm__ volatile("" ::: "memory");
+    }
+    return td_now_ns() - t;
+}
+
+static uint64_t bench_ucp(void) {
+    static const ucp_request_param_t none;
+    uint64_t t = td_now_ns();
+    for (unsigned i = 0; i < rounds; i++) {
+        void *put = ucp_put_nbx(a.peer->ep, source + (i & 1) * slab, slab,
+                                remote->base + (i & 1) * slab, remote->rkey, &none);
+        void *flush = ucp_ep_flush_nbx(a.peer->ep, &none);
+        NEED(!UCS_PTR_IS_ERR(put) && !UCS_PTR_IS_ERR(flush));
+        while (UCS_PTR_IS_PTR(flush) && ucp_request_check_status(flush) == UCS_INPROGRESS)
+            ucp_worker_progress(a.x->worker);
+        if (UCS_PTR_IS_PTR(flush)) ucp_request_free(flush);
+        if (UCS_PTR_IS_PTR(put)) ucp_request_free(put);
+    }
+    return td_now_ns() - t;
+}
+
+static void put_and_flush(unsigned i) {
+    static struct want put, flush;
+    want_init(&put, UINT64_MAX);
+    want_init(&flush, UINT64_MAX);
+    NEED(td_xfer_put(a.peer, remote, (i & 1) * slab, source + (i & 1) * slab, slab, &put.req) ==
+         TD_OK);
+    NEED(td_xfer_flush(a.peer, &flush.req) == TD_OK);
+    NEED(ends_run(ends, 1, want_is_quiet, &flush, 10000));
+    NEED(put.status == TD_OK && flush.status == TD_OK);
+}
+
+static uint64_t bench_put(void) {
+    uint64_t t = td_now_ns();
+    for (unsigned i = 0; i < rounds; i++)
+        put_and_flush(i);
+    return td_now_ns() - t;
+}
+
+static uint64_t bench_cycle(unsigned ahead) {
+    uint64_t t = td_now_ns();
+    unsigned first = a.messages;
+    for (unsigned i = 0; i < rounds; i++) {
+        unsigned want = first + (i < ahead ? 0 : i - ahead);
+        NEED(ends_run(ends, 1, answered, &want, 10000));
+        put_and_flush(i);
+        order(OP_HELLO);
+    }
+    unsigned want = first + rounds;
+    NEED(ends_run(ends, 1, answered, &want, 10000));
+    return td_now_ns() - t;
+}
+
+static void bench_round_trip(void) {
+    enum { TRIPS = 2000 };
+    uint64_t t = td_now_ns();
+    for (unsigned i = 0; i < TRIPS; i++) {
+        unsigned want = a.messages + 1;
+        order(OP_HELLO);
+        NEED(ends_run(ends, 1, answered, &want, 10000));
+    }
+    printf("%-12s %8.1f us (40-byte message and answer, both sides sleeping in poll)\n",
+           "round trip", (double)(td_now_ns() - t) / 1e3 / TRIPS);
+}
+
+int main(int argc, char **argv) {
+    struct td_error err;
+    NEED(td_xfer_env(&err) == TD_OK);
+    if (argc > 1 && strcmp(argv[1], "receiver") == 0) return receiver_main();
+    slab = (size_t)(argc > 1 ? strtoul(argv[1], NULL, 10) : 8) << 20;
+    rounds = argc > 2 ? (unsigned)strtoul(argv[2], NULL, 10) : 100;
+    NEED(slab > 0 && 2 * slab <= RECEIVER_REGION && rounds > 0);
+    end_open(&a, 0, 0);
+    receiver_start(&r);
+    end_connect(&a, r.address, r.address_len);
+    NEED(td_xfer_remote_open(a.peer, r.key, r.key_len, &remote, &err) == TD_OK);
+    source = malloc(2 * slab);
+    target = malloc(2 * slab);
+    NEED(source && target);
+    pattern_fill(source, 2 * slab, 1);
+    memset(target, 1, 2 * slab);
+    unsigned first = 1;
+    order(OP_HELLO);
+    NEED(ends_run(ends, 1, answered, &first, 10000));
+    char lanes[TD_XFER_LANES_MAX];
+    td_xfer_lanes(a.peer, lanes);
+    printf("slab %zu MiB, %u rounds, lanes %s\n", slab >> 20, rounds, lanes);
+    void *mapped;
+    NEED(ucp_rkey_ptr(remote->rkey, remote->base, &mapped) == UCS_OK);
+    /* Touch both slabs once, so that page faults are nobody's. */
+    put_and_flush(0);
+    put_and_flush(1);
+    report("memcpy", bench_copy(target));
+    report("map", bench_copy(mapped));
+    report("ucp put", bench_ucp());
+    report("td_xfer", bench_put());
+    report("slab cycle", bench_cycle(0));
+    report("2 in flight", bench_cycle(1));
+    bench_round_trip();
+    end_close(&a);
+    receiver_stop(&r);
+    free(source);
+    free(target);
+    return 0;
+}

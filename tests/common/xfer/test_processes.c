@@ -1,0 +1,318 @@
+/* Two real processes: slabs with flush and message, and the ways a receiver goes away: killed in
+ * the middle of a transfer, killed while nothing moves, stopped, and started again. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <dirent.h>
+
+#include <cmocka.h>
+
+#include "common/base/clock.h"
+#include "tests/common/xfer/ends.h"
+
+enum { SLAB = 8 << 20, PIECE = 1 << 20 };
+
+static struct end a;
+static struct end *ends[] = {&a};
+static struct receiver r;
+static struct td_xfer_remote *remote;
+static uint8_t *slab;
+static unsigned mapped_before; /* by a td_xfer without peers */
+
+/* Mappings of peers' segments in this process, and names left in /dev/shm. */
+static unsigned mappings(void) {
+    FILE *f = fopen("/proc/self/maps", "re");
+    assert_non_null(f);
+    char line[512];
+    unsigned n = 0;
+    while (fgets(line, sizeof line, f))
+        if (strstr(line, "ucx_shm_posix")) n++;
+    fclose(f);
+    return n;
+}
+
+static unsigned names_left(void) {
+    DIR *d = opendir("/dev/shm");
+    assert_non_null(d);
+    unsigned n = 0;
+    struct dirent *e;
+    while ((e = readdir(d)))
+        if (strncmp(e->d_name, "ucx_shm", 7) == 0) n++;
+    closedir(d);
+    return n;
+}
+
+static struct td_xfer_remote *open_remote(void) {
+    struct td_error err;
+    struct td_xfer_remote *ret = NULL;
+    td_status st = td_xfer_remote_open(a.peer, r.key, r.key_len, &ret, &err);
+    if (st != TD_OK) print_message("%s\n", err.text);
+    assert_int_equal(st, TD_OK);
+    assert_int_equal(td_xfer_remote_bytes(ret), RECEIVER_REGION);
+    return ret;
+}
+
+static int setup(void **state) {
+    (void)state;
+    slab = malloc(SLAB);
+    end_open(&a, 0, 0);
+    mapped_before = mappings();
+    receiver_start(&r);
+    end_connect(&a, r.address, r.address_len);
+    remote = open_remote();
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    end_close(&a);
+    receiver_stop(&r);
+    free(slab);
+    return 0;
+}
+
+static bool answered(void *user) {
+    return a.messages == *(unsigned *)user;
+}
+static bool lost(void *user) {
+    (void)user;
+    return a.lost > 0;
+}
+static bool closed(void *user) {
+    (void)user;
+    return a.closed > 0;
+}
+static bool never(void *user) {
+    (void)user;
+    return false;
+}
+
+static struct order ask(struct order o) {
+    unsigned want = a.messages + 1;
+    assert_int_equal(td_xfer_send(a.peer, &o, sizeof o, UINT64_MAX), TD_OK);
+    assert_true(ends_run(ends, 1, answered, &want, 20000));
+    assert_int_equal(a.last_len, sizeof o);
+    memcpy(&o, a.last, sizeof o);
+    return o;
+}
+
+static void send_slab(uint64_t seed, uint64_t offset) {
+    static struct want put, flush;
+    pattern_fill(slab, SLAB, seed);
+    want_init(&put, UINT64_MAX);
+    want_init(&flush, UINT64_MAX);
+    assert_int_equal(td_xfer_put(a.peer, remote, offset, slab, SLAB, &put.req), TD_OK);
+    assert_int_equal(td_xfer_flush(a.peer, &flush.req), TD_OK);
+    assert_true(ends_run(ends, 1, want_is_quiet, &flush, 20000));
+    assert_int_equal(put.done, 1);
+    assert_int_equal(put.status, TD_OK);
+    assert_int_equal(flush.status, TD_OK);
+    struct order o =
+        ask((struct order){.op = OP_VERIFY, .offset = offset, .len = SLAB, .seed = seed});
+    assert_int_equal(o.op, OP_OK);
+    assert_int_equal(o.epoch, r.epoch);
+}
+
+static void test_slabs_arrive_whole(void **state) {
+    (void)state;
+    for (uint64_t i = 0; i < 6; i++)
+        send_slab(100 + i, i % 2 ? SLAB : 0);
+    /* The check can fail: the slab is not what another seed would give. */
+    struct order o = ask((struct order){.op = OP_VERIFY, .offset = 0, .len = SLAB, .seed = 1});
+    assert_int_equal(o.op, OP_BAD);
+}
+
+static void close_and_check(void) {
+    td_xfer_peer_close(a.peer);
+    uint64_t t = td_now_ns();
+    assert_true(ends_run(ends, 1, closed, NULL, 2000));
+    print_message("closed after %.1f ms\n", (double)(td_now_ns() - t) / 1e6);
+    struct td_xfer_counts c;
+    td_xfer_counts(a.x, &c);
+    assert_int_equal(c.peers + c.requests + c.quarantined, 0);
+    assert_int_equal(mappings(), mapped_before);
+    /* Nothing is left that keeps the loop busy. */
+    a.polls = 0;
+    (void)ends_run(ends, 1, never, NULL, 60);
+    assert_int_equal(a.polls, 0);
+    assert_int_equal(td_xfer_arm(a.x), TD_XFER_SLEEP);
+}
+
+/* Both loops sleep up to 20 ms when the descriptor stays silent: 100 round trips of silence would
+ * take 4 s. */
+static void test_descriptor_wakes(void **state) {
+    (void)state;
+    (void)ask((struct order){.op = OP_HELLO});
+    uint64_t t = td_now_ns();
+    for (int i = 0; i < 100; i++)
+        (void)ask((struct order){.op = OP_HELLO});
+    double us = (double)(td_now_ns() - t) / 100e3;
+    print_message("round trip with both sides asleep: %.0f us\n", us);
+    assert_true(us < 10000);
+}
+
+static void test_killed_in_the_middle(void **state) {
+    (void)state;
+    send_slab(1, 0);
+    enum { PUTS = 64 };
+    static struct want puts[PUTS], flush;
+    for (unsigned i = 0; i < PUTS; i++) {
+        want_init(&puts[i], UINT64_MAX);
+        /* No wait for it to die: some puts meet it alive, some dying, some dead. */
+        if (i == PUTS / 4) kill(r.pid, SIGKILL);
+        assert_int_equal(td_xfer_put(a.peer, remote, (i % 16) * PIECE, slab, PIECE, &puts[i].req),
+                         TD_OK);
+        (void)td_xfer_progress(a.x);
+    }
+    want_init(&flush, UINT64_MAX);
+    if (td_xfer_flush(a.peer, &flush.req) != TD_OK) flush.done = flush.quiet = 1;
+    uint64_t t = td_now_ns();
+    receiver_stop(&r); /* reaps: until then its id still stands for it */
+    assert_true(ends_run(ends, 1, lost, NULL, 5000));
+    print_message("death noticed after %.0f ms: %s\n", (double)(td_now_ns() - t) / 1e6, a.sentence);
+    assert_int_equal(a.why, TD_PEER_LOST);
+    for (unsigned i = 0; i < PUTS; i++) {
+        assert_int_equal(puts[i].done, 1);
+        assert_int_equal(puts[i].quiet, 1);
+    }
+    assert_int_equal(flush.done, 1);
+    assert_int_equal(td_xfer_put(a.peer, remote, 0, slab, PIECE, &puts[0].req), TD_PEER_LOST);
+    close_and_check();
+    assert_int_equal(names_left(), 0);
+}
+
+static void test_killed_while_idle(void **state) {
+    (void)state;
+    (void)ask((struct order){.op = OP_HELLO});
+    assert_in_range(mappings(), mapped_before + 2, mapped_before + 8);
+    receiver_stop(&r);
+    /* Nothing is sent: only the descriptor can wake the loop. */
+    assert_true(ends_run(ends, 1, lost, NULL, 5000));
+    /* Its region and its FIFO are no longer held here; they would keep its memory alive. */
+    close_and_check();
+    assert_int_equal(names_left(), 0);
+}
+
+static void test_closed_while_dead_and_unnoticed(void **state) {
+    (void)state;
+    (void)ask((struct order){.op = OP_HELLO});
+    kill(r.pid, SIGKILL);
+    struct order o = {.op = OP_HELLO};
+    /* As many as it takes, to a FIFO nobody will ever empty. */
+    unsigned n = 0;
+    while (td_xfer_send(a.peer, &o, sizeof o, UINT64_MAX) == TD_OK)
+        n++;
+    static struct want put;
+    want_init(&put, UINT64_MAX);
+    assert_int_equal(td_xfer_put(a.peer, remote, 0, slab, PIECE, &put.req), TD_OK);
+    close_and_check();
+    assert_int_equal(put.quiet, 1);
+    assert_true(n >= 16);
+    struct td_error err;
+    struct td_xfer_peer *peer;
+    receiver_stop(&r);
+    assert_int_equal(td_xfer_connect(a.x, r.address, r.address_len, &peer, &err), TD_UNREACHABLE);
+    print_message("%s\n", err.text);
+}
+
+static void test_stopped_receiver(void **state) {
+    (void)state;
+    (void)ask((struct order){.op = OP_HELLO});
+    kill(r.pid, SIGSTOP);
+    struct order o = {.op = OP_HELLO};
+    uint64_t soon = td_now_ns() + 50000000u;
+    while (td_xfer_send(a.peer, &o, sizeof o, soon) == TD_OK) {
+    }
+    assert_false(ends_run(ends, 1, lost, NULL, 100));
+    (void)td_xfer_expire(a.x, td_now_ns());
+    assert_int_equal(a.lost, 1);
+    assert_int_equal(a.why, TD_TIMEOUT);
+    td_xfer_remote_close(remote);
+    close_and_check();
+
+    /* A link begun with a stopped process: nothing ends by itself, everything has a deadline. */
+    end_connect(&a, r.address, r.address_len);
+    remote = open_remote();
+    static struct want put, flush;
+    soon = td_now_ns() + 50000000u;
+    want_init(&put, soon);
+    want_init(&flush, soon);
+    assert_int_equal(td_xfer_put(a.peer, remote, 0, slab, PIECE, &put.req), TD_OK);
+    assert_int_equal(td_xfer_flush(a.peer, &flush.req), TD_OK);
+    (void)ends_run(ends, 1, never, NULL, 80);
+    bool put_waits = put.done == 0;
+    for (int i = 0; i < 3; i++)
+        (void)td_xfer_expire(a.x, td_now_ns());
+    assert_int_equal(put.done, 1);
+    assert_int_equal(flush.done, 1);
+    print_message(
+        "put waits for the link: %s; after its deadline %s, quiet %u; flush %s, quiet %u\n",
+        put_waits ? "yes" : "no", td_status_name(put.status), put.quiet,
+        td_status_name(flush.status), flush.quiet);
+    if (put_waits) {
+        assert_int_equal(put.status, TD_TIMEOUT);
+        assert_false(put.req.quiet);
+        struct td_xfer_counts c;
+        td_xfer_counts(a.x, &c);
+        assert_in_range(c.quarantined, 1, 2);
+    }
+    a.closed = 0;
+    close_and_check();
+    assert_int_equal(put.done, 1);
+    assert_int_equal(put.quiet, 1);
+    assert_int_equal(flush.quiet, 1);
+
+    /* Awake again it finds the leavings of two dead links, and serves a third. */
+    kill(r.pid, SIGCONT);
+    end_connect(&a, r.address, r.address_len);
+    remote = open_remote();
+    send_slab(9, SLAB);
+}
+
+static void test_restarted_receiver(void **state) {
+    (void)state;
+    send_slab(2, 0);
+    struct receiver before = r;
+    receiver_stop(&r);
+    receiver_start(&r);
+    assert_true(before.epoch != r.epoch);
+    assert_true(ends_run(ends, 1, lost, NULL, 5000));
+    struct td_xfer_peer *old = a.peer;
+    /* The new one is used before the old one is gone. */
+    end_connect(&a, r.address, r.address_len);
+    struct td_xfer_remote *stale;
+    struct td_error err;
+    assert_int_equal(td_xfer_remote_open(a.peer, before.key, before.key_len, &stale, &err),
+                     TD_UNREACHABLE);
+    print_message("%s\n", err.text);
+    remote = open_remote();
+    send_slab(3, SLAB);
+    td_xfer_peer_close(old);
+    assert_true(ends_run(ends, 1, closed, NULL, 2000));
+    send_slab(4, 0);
+}
+
+int main(int argc, char **argv) {
+    struct td_error err;
+    if (td_xfer_env(&err) != TD_OK) {
+        fprintf(stderr, "%s\n", err.text);
+        return 1;
+    }
+    if (argc > 1 && strcmp(argv[1], "receiver") == 0) return receiver_main();
+#define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        CASE(test_slabs_arrive_whole),
+        CASE(test_descriptor_wakes),
+        CASE(test_killed_in_the_middle),
+        CASE(test_killed_while_idle),
+        CASE(test_closed_while_dead_and_unnoticed),
+        CASE(test_stopped_receiver),
+        CASE(test_restarted_receiver),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
