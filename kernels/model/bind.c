@@ -27,8 +27,8 @@ static td_status take(struct td_binder *b, const char *name, const char *suffix,
     full_name(b, name, suffix, full);
     struct td_tensor *t = td_files_find(b->files, full);
     if (!t) {
-        td_fail(b->err, TD_FORMAT, "%.200s: tensor %s: expected by config.json, found in no file",
-                b->dir, full);
+        td_fail(b->err, TD_FORMAT, "%.200s: tensor %s: expected by config.json, found nothing",
+                b->files->source, full);
         return TD_FORMAT;
     }
     t->used = true;

@@ -165,15 +165,16 @@ td_status td_files_open(struct td_model_files *f, const char *dir, struct td_err
     *f = (struct td_model_files){0};
     TD_TRY(join(path, dir, index_name, err));
     TD_TRY(join(one, dir, single[0], err));
-    if (access(one, F_OK) == 0) {
-        td_status st = open_list(f, dir, single, 1, err);
-        if (st != TD_OK) td_files_finish(f);
-        return st;
-    }
-    if (access(path, F_OK) != 0)
+    bool single_file = access(one, F_OK) == 0;
+    if (!single_file && access(path, F_OK) != 0)
         return td_fail(err, TD_NOT_FOUND, "%.250s: expected model.safetensors or %s, found neither",
                        dir, index_name);
-    td_status st = open_indexed(f, dir, path, err);
+    f->source = strdup(single_file ? one : path);
+    td_status st;
+    if (!f->source)
+        st = td_fail(err, TD_NO_MEMORY, "%.250s: no memory", dir);
+    else
+        st = single_file ? open_list(f, dir, single, 1, err) : open_indexed(f, dir, path, err);
     if (st != TD_OK) td_files_finish(f);
     return st;
 }
@@ -223,6 +224,7 @@ void td_files_finish(struct td_model_files *f) {
         td_safetensors_finish(&f->file[i]);
     for (size_t i = 0; i < f->copies; i++)
         free(f->copy[i]);
+    free(f->source);
     free(f->file);
     free(f->copy);
     *f = (struct td_model_files){0};

@@ -8,6 +8,7 @@
 /* Lives as long as the td_model: the mappings, and aligned copies of tensors whose file offset
  * is not a multiple of their element size. */
 struct td_model_files {
+    char *source; /* path of model.safetensors or of the index, for sentences */
     struct td_safetensors *file;
     size_t files;
     void **copy;
