@@ -1,0 +1,318 @@
+/* The fleet: a table of at most 64 workers; every question is one walk over it. */
+#include "router/fleet.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define SECOND_NS 1000000000ull
+enum { COOL_MAX_S = 30 };
+
+void td_fleet_init(struct td_fleet *f, const struct td_fleet_options *o) {
+    assert(o->max_workers >= 1 && o->max_workers <= TD_FLEET_WORKERS_MAX);
+    memset(f, 0, sizeof *f);
+    f->o = *o;
+    if (f->o.cool_ns == 0) f->o.cool_ns = SECOND_NS;
+    if (f->o.cool_max_ns == 0) f->o.cool_max_ns = COOL_MAX_S * SECOND_NS;
+}
+
+static uint32_t find(const struct td_fleet *f, uint64_t epoch) {
+    for (uint32_t i = 0; epoch != 0 && i < f->o.max_workers; i++)
+        if (f->worker[i].epoch == epoch) return i;
+    return UINT32_MAX;
+}
+
+static struct td_fleet_worker *at(struct td_fleet *f, uint64_t epoch) {
+    uint32_t i = find(f, epoch);
+    return i == UINT32_MAX ? NULL : &f->worker[i];
+}
+
+const struct td_fleet_worker *td_fleet_find(const struct td_fleet *f, uint64_t epoch) {
+    uint32_t i = find(f, epoch);
+    return i == UINT32_MAX ? NULL : &f->worker[i];
+}
+
+/* ---- joining and leaving ---- */
+
+static td_status refuse(char text[TD_TEXT_MAX], td_status s, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static td_status refuse(char text[TD_TEXT_MAX], td_status s, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, TD_TEXT_MAX, fmt, ap);
+    va_end(ap);
+    return s;
+}
+
+static td_status check_model(const struct td_fleet *f, const struct td_msg_hello *h,
+                             char text[TD_TEXT_MAX]) {
+    if (f->o.model != NULL && f->o.model[0] != 0 && strcmp(f->o.model, h->model) != 0)
+        return refuse(text, TD_MISMATCH, "%s: model: expected %s, found %s", h->name, f->o.model,
+                      h->model);
+    for (uint32_t i = 0; i < f->o.max_workers; i++) {
+        const struct td_fleet_worker *w = &f->worker[i];
+        if (w->epoch == 0 || strcmp(w->name, h->name) == 0) continue;
+        if (strcmp(w->model, h->model) != 0)
+            return refuse(text, TD_MISMATCH, "%s: model: expected %s as on %s, found %s", h->name,
+                          w->model, w->name, h->model);
+        if (w->fingerprint != h->fingerprint)
+            return refuse(text, TD_MISMATCH,
+                          "%s: KV layout fingerprint: expected %016llx as on %s, found %016llx",
+                          h->name, (unsigned long long)w->fingerprint, w->name,
+                          (unsigned long long)h->fingerprint);
+        if (w->numerics_id != h->numerics_id && !f->o.mixed_numerics)
+            return refuse(text, TD_MISMATCH,
+                          "%s: numerics: expected '%.120s' as on %s, found '%.120s'", h->name,
+                          w->numerics, w->name, h->numerics);
+    }
+    return TD_OK;
+}
+
+td_status td_fleet_check(const struct td_fleet *f, const struct td_msg_hello *h,
+                         char text[TD_TEXT_MAX]) {
+    text[0] = 0;
+    if (h->version != TD_PROTO_VERSION)
+        return refuse(text, TD_PROTOCOL, "protocol version: expected %d, found %u",
+                      TD_PROTO_VERSION, h->version);
+    if (h->epoch == 0 || h->name[0] == 0)
+        return refuse(text, TD_PROTOCOL, "a worker needs a name and an epoch other than 0");
+    if (h->role != TD_ROLE_PREFILL && h->role != TD_ROLE_DECODE)
+        return refuse(text, TD_PROTOCOL, "%s: role: expected prefill or decode, found %d", h->name,
+                      (int)h->role);
+    if (h->xfer_address_len > TD_XFER_ADDRESS_MAX)
+        return refuse(text, TD_TOO_LONG, "%s: transfer address: at most %d bytes, found %zu",
+                      h->name, TD_XFER_ADDRESS_MAX, h->xfer_address_len);
+    if (h->max_context == 0 || h->max_running == 0)
+        return refuse(text, TD_PROTOCOL, "%s: limits of 0 tokens or 0 sequences", h->name);
+    if (find(f, h->epoch) != UINT32_MAX)
+        return refuse(text, TD_BUSY, "%s: epoch %016llx is still connected", h->name,
+                      (unsigned long long)h->epoch);
+    TD_TRY(check_model(f, h, text));
+    for (uint32_t i = 0; i < f->o.max_workers; i++)
+        if (f->worker[i].epoch == 0 || strcmp(f->worker[i].name, h->name) == 0) return TD_OK;
+    return refuse(text, TD_BUSY, "%s: the fleet is full with %u workers", h->name,
+                  f->o.max_workers);
+}
+
+void td_fleet_join(struct td_fleet *f, uint64_t now_ns, const struct td_msg_hello *h,
+                   uint64_t *ret_replaced) {
+    *ret_replaced = 0;
+    struct td_fleet_worker *w = NULL;
+    for (uint32_t i = 0; i < f->o.max_workers; i++)
+        if (f->worker[i].epoch != 0 && strcmp(f->worker[i].name, h->name) == 0)
+            *ret_replaced = f->worker[i].epoch;
+    td_fleet_leave(f, *ret_replaced);
+    for (uint32_t i = 0; w == NULL && i < f->o.max_workers; i++)
+        if (f->worker[i].epoch == 0) w = &f->worker[i];
+    assert(w != NULL && find(f, h->epoch) == UINT32_MAX);
+    *w = (struct td_fleet_worker){
+        .epoch = h->epoch,
+        .role = h->role,
+        .pid = h->pid,
+        .fingerprint = h->fingerprint,
+        .numerics_id = h->numerics_id,
+        .max_context = h->max_context,
+        .max_running = h->max_running,
+        .pages = h->pages,
+        .slots = h->slots,
+        .xfer_address_len = h->xfer_address_len,
+        .joined_ns = now_ns,
+        .beat_ns = now_ns,
+    };
+    memcpy(w->name, h->name, sizeof w->name);
+    memcpy(w->model, h->model, sizeof w->model);
+    memcpy(w->numerics, h->numerics, sizeof w->numerics);
+    if (h->xfer_address_len != 0) memcpy(w->xfer_address, h->xfer_address, h->xfer_address_len);
+}
+
+void td_fleet_leave(struct td_fleet *f, uint64_t epoch) {
+    uint32_t i = find(f, epoch);
+    if (i == UINT32_MAX) return;
+    /* The next worker in this entry has proven nothing yet. */
+    for (uint32_t k = 0; k < f->o.max_workers; k++)
+        f->worker[k].proven &= ~(1ull << i);
+    memset(&f->worker[i], 0, sizeof f->worker[i]);
+}
+
+void td_fleet_beat(struct td_fleet *f, uint64_t now_ns, const struct td_msg_heartbeat *b) {
+    struct td_fleet_worker *w = at(f, b->epoch);
+    if (w == NULL) return;
+    w->beat = *b;
+    w->beat_ns = now_ns;
+}
+
+void td_fleet_ledger(struct td_fleet *f, uint64_t epoch, const struct td_msg_ledger *l) {
+    struct td_fleet_worker *w = at(f, epoch);
+    if (w != NULL) w->ledger = *l;
+}
+
+bool td_fleet_drain(struct td_fleet *f, const char *name, bool draining) {
+    for (uint32_t i = 0; i < f->o.max_workers; i++) {
+        if (f->worker[i].epoch == 0 || strcmp(f->worker[i].name, name) != 0) continue;
+        f->worker[i].draining = draining;
+        return true;
+    }
+    return false;
+}
+
+/* ---- choosing ---- */
+
+static bool compatible(const struct td_fleet *f, const struct td_fleet_worker *p,
+                       const struct td_fleet_worker *d) {
+    return p->fingerprint == d->fingerprint &&
+           (p->numerics_id == d->numerics_id || f->o.mixed_numerics);
+}
+
+/* Walks over all compatible pairs: *p NULL for decode alone. Start with *cursor = 0. */
+static bool next_pair(const struct td_fleet *f, bool colocate, uint32_t *cursor,
+                      const struct td_fleet_worker **p, const struct td_fleet_worker **d) {
+    uint32_t n = f->o.max_workers;
+    for (; *cursor < n * n; ++*cursor) {
+        const struct td_fleet_worker *pw = &f->worker[*cursor % n], *dw = &f->worker[*cursor / n];
+        if (dw->epoch == 0 || dw->role != TD_ROLE_DECODE) continue;
+        if (colocate ? pw != dw
+                     : pw->epoch == 0 || pw->role != TD_ROLE_PREFILL || !compatible(f, pw, dw))
+            continue;
+        *p = colocate ? NULL : pw;
+        *d = dw;
+        ++*cursor;
+        return true;
+    }
+    return false;
+}
+
+static bool pair_proven(const struct td_fleet *f, const struct td_fleet_worker *p,
+                        const struct td_fleet_worker *d) {
+    return p == NULL ? d->proven_alone : (d->proven >> (p - f->worker) & 1) != 0;
+}
+
+static uint32_t pair_limit(const struct td_fleet_worker *p, const struct td_fleet_worker *d) {
+    return p != NULL && p->max_context < d->max_context ? p->max_context : d->max_context;
+}
+
+static uint64_t later(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+
+/* Our own count is exact; the worker's may include what a former router left behind. */
+static uint64_t work(const struct td_fleet_worker *w) {
+    return w == NULL ? 0 : later(w->work_tokens, w->beat.queued_tokens);
+}
+
+uint32_t td_fleet_limit(const struct td_fleet *f, bool colocate) {
+    const struct td_fleet_worker *p, *d;
+    uint32_t limit = 0;
+    for (uint32_t c = 0; next_pair(f, colocate, &c, &p, &d);)
+        if (pair_limit(p, d) > limit) limit = pair_limit(p, d);
+    return limit;
+}
+
+td_status td_fleet_choose(const struct td_fleet *f, uint64_t now_ns, uint32_t tokens, bool colocate,
+                          struct td_pair *ret_pair, uint64_t *ret_when_ns) {
+    const struct td_fleet_worker *p, *d;
+    uint64_t best = UINT64_MAX, when = UINT64_MAX;
+    bool any = false;
+    for (uint32_t c = 0; next_pair(f, colocate, &c, &p, &d);) {
+        if (!pair_proven(f, p, d) || pair_limit(p, d) < tokens) continue;
+        any = true;
+        if (d->draining || (p != NULL && p->draining)) continue;
+        uint64_t free_at =
+            later(later(d->cool_until_ns, d->busy_until_ns), p != NULL ? p->cool_until_ns : 0);
+        if (free_at > now_ns) {
+            if (free_at < when) when = free_at;
+        } else if (work(p) + work(d) < best) {
+            best = work(p) + work(d);
+            *ret_pair = (struct td_pair){p != NULL ? p->epoch : 0, d->epoch};
+        }
+    }
+    *ret_when_ns = when;
+    return best != UINT64_MAX ? TD_OK : any ? TD_BUSY : TD_UNREACHABLE;
+}
+
+bool td_fleet_probe_due(const struct td_fleet *f, uint64_t now_ns, struct td_pair *ret_pair,
+                        uint64_t *ret_when_ns) {
+    const struct td_fleet_worker *p, *d;
+    *ret_when_ns = UINT64_MAX;
+    for (uint32_t c = 0; next_pair(f, f->o.colocate, &c, &p, &d);) {
+        if (pair_proven(f, p, d) || d->draining || (p != NULL && p->draining)) continue;
+        uint64_t free_at =
+            later(later(d->cool_until_ns, d->busy_until_ns), p != NULL ? p->cool_until_ns : 0);
+        if (free_at <= now_ns) {
+            *ret_pair = (struct td_pair){p != NULL ? p->epoch : 0, d->epoch};
+            return true;
+        }
+        if (free_at < *ret_when_ns) *ret_when_ns = free_at;
+    }
+    return false;
+}
+
+void td_fleet_proven(struct td_fleet *f, struct td_pair pair) {
+    struct td_fleet_worker *d = at(f, pair.decode);
+    uint32_t p = find(f, pair.prefill);
+    if (d == NULL) return;
+    d->proven_alone = true; /* a probe of a pair also runs on decode alone */
+    if (p != UINT32_MAX) d->proven |= 1ull << p;
+}
+
+bool td_fleet_ready(const struct td_fleet *f) {
+    const struct td_fleet_worker *p, *d;
+    for (uint32_t c = 0; next_pair(f, f->o.colocate, &c, &p, &d);)
+        if (pair_proven(f, p, d)) return true;
+    return false;
+}
+
+bool td_fleet_same_numerics(const struct td_fleet *f, struct td_pair pair) {
+    const struct td_fleet_worker *p = td_fleet_find(f, pair.prefill);
+    const struct td_fleet_worker *d = td_fleet_find(f, pair.decode);
+    return p == NULL || d == NULL || p->numerics_id == d->numerics_id;
+}
+
+/* ---- accounting ---- */
+
+void td_fleet_began(struct td_fleet *f, uint64_t epoch, uint64_t tokens) {
+    struct td_fleet_worker *w = at(f, epoch);
+    if (w == NULL) return;
+    w->legs++;
+    w->work_tokens += tokens;
+}
+
+void td_fleet_did(struct td_fleet *f, uint64_t epoch, uint64_t tokens) {
+    struct td_fleet_worker *w = at(f, epoch);
+    if (w == NULL) return;
+    assert(w->work_tokens >= tokens);
+    w->work_tokens -= tokens;
+}
+
+void td_fleet_ended(struct td_fleet *f, uint64_t epoch, uint64_t tokens_left) {
+    struct td_fleet_worker *w = at(f, epoch);
+    if (w == NULL) return;
+    assert(w->legs > 0);
+    w->legs--;
+    td_fleet_did(f, epoch, tokens_left);
+}
+
+void td_fleet_busy(struct td_fleet *f, uint64_t epoch, uint64_t until_ns) {
+    struct td_fleet_worker *w = at(f, epoch);
+    if (w != NULL) w->busy_until_ns = until_ns;
+}
+
+void td_fleet_roomy(struct td_fleet *f, uint64_t epoch) {
+    td_fleet_busy(f, epoch, 0);
+}
+
+void td_fleet_failed(struct td_fleet *f, uint64_t epoch, uint64_t now_ns) {
+    struct td_fleet_worker *w = at(f, epoch);
+    if (w == NULL) return;
+    uint64_t cool = f->o.cool_ns;
+    for (uint32_t i = 0; i < w->failures && cool < f->o.cool_max_ns; i++)
+        cool *= 2;
+    w->failures++;
+    w->cool_until_ns = now_ns + (cool < f->o.cool_max_ns ? cool : f->o.cool_max_ns);
+}
+
+void td_fleet_worked(struct td_fleet *f, uint64_t epoch) {
+    struct td_fleet_worker *w = at(f, epoch);
+    if (w != NULL) w->failures = 0;
+}

@@ -1,0 +1,274 @@
+/* The life of a request, from the queue to a pair of workers; timers; workers that come and go.
+ * Beside it: flow_leg.c (legs and ends), flow_tokens.c (what workers say), flow_probe.c
+ * (readiness), flow_table.c (entries and clocks). */
+#include "router/flow.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/kv/checksum.h"
+#include "router/flow_parts.h"
+
+enum { WORK_NEW_MAX = 4096 }; /* output tokens counted as work: most answers end long before */
+
+td_status td_flow_create(const struct td_flow_options *o, struct td_flow **ret,
+                         struct td_error *err) {
+    assert(o->max_requests >= 1 && o->probe_new <= TD_FLOW_PROBE_TOKENS_MAX);
+    assert(o->probe_n == 0 || o->probe_new >= 1);
+    struct td_flow *f = calloc(1, sizeof *f);
+    if (f == NULL) return td_fail(err, TD_NO_MEMORY, "flow: out of memory");
+    f->o = *o;
+    f->pump_ns = f->probe_ns = UINT64_MAX;
+    f->next_probe = 1;
+    td_fleet_init(&f->fleet, &o->fleet);
+    td_status st = td_flow_table_create(f, err);
+    if (st != TD_OK) {
+        td_flow_destroy(f);
+        return st;
+    }
+    *ret = f;
+    return TD_OK;
+}
+
+void td_flow_destroy(struct td_flow *f) {
+    if (f == NULL) return;
+    td_fifo_destroy(&f->actions);
+    free(f->bucket);
+    free(f->table);
+    free(f);
+}
+
+/* ---- from the queue to a pair ---- */
+
+void td_flow_start(struct td_flow *f, struct request *r, struct td_pair pair) {
+    r->attempt++;
+    r->pair = pair;
+    uint64_t work = r->s.max_new < WORK_NEW_MAX ? r->s.max_new : WORK_NEW_MAX;
+    r->decode = td_flow_leg_open(f, r, pair.decode, work + (pair.prefill == 0 ? r->s.n_prompt : 0));
+    struct td_msg_admit *m = &td_flow_send(f, pair.decode, TD_MSG_ADMIT)->admit;
+    m->key = (struct td_key){r->s.request, r->attempt};
+    m->n_prompt = r->s.n_prompt;
+    m->max_new = r->s.max_new;
+    m->sampling = r->s.sampling;
+    m->prompt_hash = r->prompt_hash;
+    m->ids = pair.prefill == 0 ? r->s.ids : NULL;
+    td_flow_to(f, r, ADMITTING, f->now_ns + f->o.admit_ns);
+}
+
+static bool too_long(struct td_flow *f, struct request *r, bool colocate) {
+    uint64_t tokens = (uint64_t)r->s.n_prompt + r->s.max_new;
+    uint32_t limit = td_fleet_limit(&f->fleet, colocate);
+    if (limit == 0 || tokens <= limit) return false;
+    char text[TD_TEXT_MAX];
+    snprintf(text, sizeof text,
+             "%u prompt tokens and up to %u output tokens make %llu, the limit is %u",
+             r->s.n_prompt, r->s.max_new, (unsigned long long)tokens, limit);
+    td_flow_fail(f, r, TD_TOO_LONG, 0, text);
+    return true;
+}
+
+/* First come, first served: when the oldest finds no room, nobody overtakes it. A request that no
+ * proven pair could take at all does not hold up the others. */
+static void pump(struct td_flow *f) {
+    if (!f->pump_due && f->now_ns < f->pump_ns) return;
+    f->pump_due = false;
+    f->pump_ns = UINT64_MAX;
+    TD_LIST_EACH_SAFE(&f->queued.head, it, tmp) {
+        struct request *r = TD_CONTAINER(it, struct request, link);
+        bool colocate = r->s.colocate || f->o.fleet.colocate;
+        struct td_pair pair;
+        uint64_t when;
+        if (too_long(f, r, colocate)) continue;
+        td_status s = td_fleet_choose(&f->fleet, f->now_ns, r->s.n_prompt + r->s.max_new, colocate,
+                                      &pair, &when);
+        if (s == TD_OK) {
+            td_flow_start(f, r, pair);
+        } else if (s == TD_BUSY) {
+            f->pump_ns = when;
+            return;
+        }
+    }
+}
+
+static void refuse(struct td_flow *f, const struct td_flow_submit *s, const char *text) {
+    struct td_flow_action *a = td_fifo_push(&f->actions);
+    a->kind = TD_FLOW_FAIL;
+    a->request = s->request;
+    a->user = s->user;
+    a->fail.status = TD_BUSY;
+    a->fail.retry_ms = td_flow_retry_ms(f);
+    a->fail.times = (struct td_flow_times){.submitted = f->now_ns, .ended = f->now_ns};
+    snprintf(a->fail.text, sizeof a->fail.text, "%s", text);
+    f->counts.failed++;
+}
+
+static void submit(struct td_flow *f, const struct td_flow_submit *s) {
+    assert(s->request != 0 && (s->request & TD_FLOW_PROBE_BIT) == 0);
+    assert(s->n_prompt >= 1 && s->max_new >= 1 && td_flow_find(f, s->request) == NULL);
+    f->counts.submitted++;
+    if (f->counts.live >= f->o.max_requests) {
+        refuse(f, s, "as many requests are in flight as router.max_requests allows");
+        return;
+    }
+    struct request *r = td_flow_take(f, s);
+    if (r == NULL) {
+        refuse(f, s, "too many ended requests still wait for their workers");
+        return;
+    }
+    f->counts.live++;
+    r->prompt_hash = td_prompt_hash(s->ids, s->n_prompt);
+    r->queue_deadline_ns = f->now_ns + f->o.queue_ns;
+    td_flow_to(f, r, QUEUED, r->queue_deadline_ns);
+}
+
+/* ---- clocks ---- */
+
+static void waited_too_long(struct td_flow *f, struct request *r) {
+    bool served = td_fleet_ready(&f->fleet);
+    td_flow_fail(f, r, served ? TD_BUSY : TD_UNREACHABLE, td_flow_retry_ms(f),
+                 served ? "no pair of workers had room in time" : "no pair of workers is ready");
+}
+
+static void not_admitted(struct td_flow *f, struct request *r) {
+    td_flow_attempt_failed(f, r, TD_TIMEOUT, r->pair.decode,
+                           "the decode worker did not answer the admission in time");
+}
+
+static void keep(struct td_flow *f, struct request *r) {
+    if (r->last_word) {
+        td_flow_to(f, r, ADMITTED, UINT64_MAX);
+        return;
+    }
+    td_flow_send(f, r->pair.decode, TD_MSG_KEEP)->keep.key =
+        (struct td_key){r->s.request, r->attempt};
+    td_flow_to(f, r, ADMITTED, f->now_ns + r->keep_ns);
+}
+
+static void expire(struct td_flow *f, struct clocked *c,
+                   void (*expired)(struct td_flow *, struct request *)) {
+    if (c->next_ns > f->now_ns) return;
+    c->next_ns = UINT64_MAX;
+    TD_LIST_EACH_SAFE(&c->head, it, tmp) {
+        struct request *r = TD_CONTAINER(it, struct request, link);
+        if (r->deadline_ns <= f->now_ns)
+            expired(f, r);
+        else if (r->deadline_ns < c->next_ns)
+            c->next_ns = r->deadline_ns;
+    }
+}
+
+uint64_t td_flow_deadline(const struct td_flow *f) {
+    const uint64_t all[] = {f->queued.next_ns, f->admitting.next_ns, f->admitted.next_ns,
+                            f->pump_ns, f->probe.active ? UINT64_MAX : f->probe_ns};
+    uint64_t first = UINT64_MAX;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (all[i] < first) first = all[i];
+    return first;
+}
+
+/* ---- workers that come and go ---- */
+
+static void leg_lost(struct td_flow *f, struct request *r, int i) {
+    bool decode = r->state != OVER && i == r->decode, prefill = r->state != OVER && i == r->prefill;
+    td_flow_leg_close(f, r, i);
+    if (decode && r->finished == 0)
+        td_flow_attempt_failed(f, r, TD_PEER_LOST, 0, "the decode worker was lost");
+    else if (prefill && r->delivered == 0)
+        td_flow_attempt_failed(f, r, TD_PEER_LOST, 0, "the prefill worker was lost");
+    else if (prefill && r->state == ADMITTED)
+        r->last_word = true;
+}
+
+static void worker_down(struct td_flow *f, uint64_t epoch) {
+    td_fleet_leave(&f->fleet, epoch);
+    for (uint32_t k = 0; k < f->capacity; k++) {
+        struct request *r = &f->table[k];
+        for (int i = 0; i < LEGS_MAX && r->state != FREE; i++)
+            if (r->leg[i].epoch == epoch) leg_lost(f, r, i);
+    }
+}
+
+static void worker_up(struct td_flow *f, const struct td_msg_hello *h) {
+    uint64_t replaced;
+    td_fleet_join(&f->fleet, f->now_ns, h, &replaced);
+    f->probe_ns = 0;
+    if (replaced == 0) return;
+    struct td_flow_action *a = td_fifo_push(&f->actions);
+    a->kind = TD_FLOW_CLOSE_LINK;
+    a->epoch = replaced;
+    worker_down(f, replaced);
+}
+
+/* ---- the step ---- */
+
+static void worker_message(struct td_flow *f, uint64_t epoch, const struct td_msg *m) {
+    if (m->type == TD_MSG_HEARTBEAT)
+        td_fleet_beat(&f->fleet, f->now_ns, &m->heartbeat);
+    else if (m->type == TD_MSG_LEDGER)
+        td_fleet_ledger(&f->fleet, epoch, &m->ledger);
+    else
+        td_flow_message(f, epoch, m);
+}
+
+static void cancel(struct td_flow *f, uint64_t request) {
+    struct request *r = td_flow_find(f, request);
+    if (r == NULL || r->state == OVER) return;
+    f->counts.cancelled++;
+    td_flow_over(f, r);
+}
+
+static void stop(struct td_flow *f, uint64_t request) {
+    struct request *r = td_flow_find(f, request);
+    if (r != NULL && r->state != OVER) td_flow_end(f, r, TD_FINISH_STOP);
+}
+
+void td_flow_step(struct td_flow *f, const struct td_flow_event *ev) {
+    assert(ev->now_ns >= f->now_ns);
+    f->now_ns = ev->now_ns;
+    switch (ev->kind) {
+    case TD_FLOW_SUBMIT:
+        submit(f, &ev->submit);
+        break;
+    case TD_FLOW_CANCEL:
+        cancel(f, ev->request);
+        break;
+    case TD_FLOW_STOP:
+        stop(f, ev->request);
+        break;
+    case TD_FLOW_MESSAGE:
+        worker_message(f, ev->worker.epoch, ev->worker.msg);
+        break;
+    case TD_FLOW_WORKER_UP:
+        worker_up(f, ev->hello);
+        break;
+    case TD_FLOW_WORKER_DOWN:
+        worker_down(f, ev->worker.epoch);
+        f->probe_ns = 0;
+        break;
+    case TD_FLOW_DRAIN:
+        td_fleet_drain(&f->fleet, ev->drain.name, ev->drain.draining);
+        f->probe_ns = 0;
+        f->pump_due = true;
+        break;
+    case TD_FLOW_TIMER:
+        expire(f, &f->queued, waited_too_long);
+        expire(f, &f->admitting, not_admitted);
+        expire(f, &f->admitted, keep);
+        break;
+    }
+    td_flow_probe_pump(f);
+    pump(f);
+}
+
+bool td_flow_next(struct td_flow *f, struct td_flow_action *ret) {
+    return td_fifo_pop(&f->actions, ret);
+}
+
+const struct td_fleet *td_flow_fleet(const struct td_flow *f) {
+    return &f->fleet;
+}
+
+void td_flow_counts(const struct td_flow *f, struct td_flow_counts *ret) {
+    *ret = f->counts;
+}

@@ -1,0 +1,164 @@
+/* Legs, and the ways an attempt or a whole request ends. A leg outlives its attempt and even its
+ * request: it is closed by RELEASED or by the end of its worker, never by forgetting. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "router/flow_parts.h"
+
+#define MS_NS 1000000ull
+enum { RETRY_MS_MIN = 100, RETRY_MS_MAX = 60000, RETRY_MS_UNKNOWN = 1000 };
+
+struct td_msg *td_flow_send(struct td_flow *f, uint64_t epoch, enum td_msg_type type) {
+    struct td_flow_action *a = td_fifo_push(&f->actions);
+    a->kind = TD_FLOW_SEND;
+    a->epoch = epoch;
+    a->msg.type = type;
+    return &a->msg;
+}
+
+int td_flow_leg_open(struct td_flow *f, struct request *r, uint64_t epoch, uint64_t work) {
+    int i = 0;
+    while (r->leg[i].epoch != 0)
+        i++;
+    assert(i < LEGS_MAX);
+    r->leg[i] = (struct leg){.epoch = epoch, .attempt = r->attempt, .work = work};
+    td_fleet_began(&f->fleet, epoch, work);
+    return i;
+}
+
+void td_flow_leg_did(struct td_flow *f, struct leg *l, uint64_t tokens) {
+    if (tokens > l->work) tokens = l->work; /* an estimate: answers may outgrow it */
+    l->work -= tokens;
+    td_fleet_did(&f->fleet, l->epoch, tokens);
+}
+
+void td_flow_leg_cancel(struct td_flow *f, struct request *r, int i) {
+    struct leg *l = &r->leg[i];
+    if (i == NO_LEG || l->told) return;
+    l->told = true;
+    td_flow_leg_did(f, l, l->work);
+    td_flow_send(f, l->epoch, TD_MSG_CANCEL)->cancel.key =
+        (struct td_key){r->s.request, l->attempt};
+}
+
+static void give_if_done(struct td_flow *f, struct request *r) {
+    if (r->state != OVER) return;
+    for (int i = 0; i < LEGS_MAX; i++)
+        if (r->leg[i].epoch != 0) return;
+    f->counts.tombstones--;
+    td_flow_give(f, r);
+}
+
+void td_flow_leg_close(struct td_flow *f, struct request *r, int i) {
+    if (i == NO_LEG) return;
+    td_fleet_ended(&f->fleet, r->leg[i].epoch, r->leg[i].work);
+    r->leg[i].epoch = 0;
+    f->pump_due = true;
+    if (r->decode == i) r->decode = NO_LEG;
+    if (r->prefill == i) r->prefill = NO_LEG;
+    give_if_done(f, r);
+}
+
+static void drop_attempt(struct td_flow *f, struct request *r) {
+    td_flow_leg_cancel(f, r, r->decode);
+    td_flow_leg_cancel(f, r, r->prefill);
+    r->decode = r->prefill = NO_LEG;
+    r->n_held = r->finished_n = 0;
+    r->finished = 0;
+    r->last_word = false;
+}
+
+void td_flow_over(struct td_flow *f, struct request *r) {
+    assert(r->state != FREE && r->state != OVER);
+    drop_attempt(f, r);
+    td_flow_to(f, r, OVER, 0);
+    f->counts.tombstones++;
+    if (!r->pinned) {
+        f->counts.live--;
+        if (f->last_end_ns != 0) {
+            uint64_t gap = f->now_ns - f->last_end_ns;
+            f->end_gap_ns = f->end_gap_ns == 0 ? gap : (7 * f->end_gap_ns + gap) / 8;
+        }
+        f->last_end_ns = f->now_ns;
+    }
+    give_if_done(f, r);
+}
+
+uint32_t td_flow_retry_ms(const struct td_flow *f) {
+    /* Requests end one every `gap`; who comes back must let the queue pass. */
+    if (f->end_gap_ns == 0) return RETRY_MS_UNKNOWN;
+    uint64_t ms = f->end_gap_ns * (f->counts.queued + 1) / MS_NS;
+    return ms < RETRY_MS_MIN ? RETRY_MS_MIN : ms > RETRY_MS_MAX ? RETRY_MS_MAX : (uint32_t)ms;
+}
+
+static struct td_flow_action *say(struct td_flow *f, struct request *r,
+                                  enum td_flow_action_kind kind) {
+    struct td_flow_action *a = td_fifo_push(&f->actions);
+    a->kind = kind;
+    a->request = r->s.request;
+    a->user = r->s.user;
+    r->times.ended = f->now_ns;
+    r->times.attempts = r->attempt;
+    r->times.pair = r->pair;
+    return a;
+}
+
+void td_flow_end(struct td_flow *f, struct request *r, enum td_finish reason) {
+    if (!r->pinned) {
+        struct td_flow_action *a = say(f, r, TD_FLOW_END);
+        a->end.reason = reason;
+        a->end.n_prompt = r->s.n_prompt;
+        a->end.n_tokens = r->delivered;
+        a->end.times = r->times;
+        f->counts.ended++;
+    }
+    td_fleet_worked(&f->fleet, r->pair.decode);
+    td_fleet_worked(&f->fleet, r->pair.prefill);
+    bool probe = r->pinned;
+    td_flow_over(f, r);
+    if (probe) td_flow_probe_ended(f);
+}
+
+void td_flow_fail(struct td_flow *f, struct request *r, td_status s, uint32_t retry_ms,
+                  const char *text) {
+    char copy[TD_TEXT_MAX];
+    snprintf(copy, sizeof copy, "%s", text);
+    if (!r->pinned) {
+        struct td_flow_action *a = say(f, r, TD_FLOW_FAIL);
+        a->fail.status = s;
+        a->fail.retry_ms = retry_ms;
+        a->fail.n_tokens = r->delivered;
+        a->fail.times = r->times;
+        memcpy(a->fail.text, copy, sizeof copy);
+        f->counts.failed++;
+    }
+    bool probe = r->pinned;
+    td_flow_over(f, r);
+    if (probe) td_flow_probe_failed(f, s, copy);
+}
+
+/* The request itself is at fault, or nobody: the worker goes on unblamed. */
+static bool blameless(td_status s) {
+    return s < TD_PEER_LOST && s != TD_CORRUPT && s != TD_TIMEOUT;
+}
+
+void td_flow_attempt_failed(struct td_flow *f, struct request *r, td_status s, uint64_t epoch,
+                            const char *fmt, ...) {
+    char text[TD_TEXT_MAX];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (epoch != 0 && !blameless(s) && !r->pinned) td_fleet_failed(&f->fleet, epoch, f->now_ns);
+    r->failures++;
+    bool hopeless = s == TD_INVALID || s == TD_TOO_LONG || s == TD_UNSUPPORTED;
+    if (r->delivered > 0 || r->pinned || hopeless || r->failures >= TD_FLOW_ATTEMPTS_MAX) {
+        td_flow_fail(f, r, s, 0, text);
+        return;
+    }
+    drop_attempt(f, r);
+    f->counts.retries++;
+    r->queue_deadline_ns = f->now_ns + f->o.queue_ns;
+    td_flow_to(f, r, QUEUED, r->queue_deadline_ns);
+}

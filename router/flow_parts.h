@@ -1,0 +1,125 @@
+/* Inside the flow: its tables, and the functions its files share. Not for others. */
+#ifndef TD_ROUTER_FLOW_PARTS_H
+#define TD_ROUTER_FLOW_PARTS_H
+
+#include "common/base/fifo.h"
+#include "common/base/list.h"
+#include "router/flow.h"
+
+enum {
+    LEGS_MAX = 2 * TD_FLOW_ATTEMPTS_MAX, /* a refused admission leaves no leg behind */
+    HOLD_MAX = 32,                       /* decode's tokens that overtook token 0 */
+    NO_LEG = -1,
+};
+
+enum state {
+    FREE,
+    QUEUED,    /* waits for a pair; its clock is queue_ns */
+    ADMITTING, /* ADMIT is out; its clock is admit_ns */
+    ADMITTED,  /* waits for token 0 and decode's first token; KEEP is sent every third of a lease */
+    STREAMING, /* decode has begun, or prefills by itself: nothing but its link limits it */
+    OVER,      /* the client has its answer; some leg is not yet released */
+};
+
+/* A request's part on one worker; from the message that creates it until RELEASED. */
+struct leg {
+    uint64_t epoch; /* 0: free entry */
+    uint32_t attempt;
+    uint64_t work; /* tokens still counted in the fleet */
+    bool told;     /* CANCEL is out, or the worker ended it itself */
+};
+
+struct request {
+    struct td_flow_submit s;
+    uint64_t prompt_hash;
+    enum state state;
+    struct td_link link; /* in the list of its state, or in the free list */
+    uint32_t hash_next;
+    uint64_t deadline_ns, queue_deadline_ns;
+    bool pinned; /* a probe: this pair or none */
+    /* this attempt */
+    uint32_t attempt, failures;
+    struct td_pair pair;
+    int decode, prefill; /* index of leg, or NO_LEG */
+    uint64_t keep_ns;
+    uint32_t n_held;         /* tokens 1.. that wait for token 0 */
+    enum td_finish finished; /* decode said so; 0: not yet */
+    uint32_t finished_n;
+    bool last_word; /* prefill is lost after token 0 was shown: no more KEEP */
+    /* all attempts */
+    uint32_t delivered;
+    struct leg leg[LEGS_MAX];
+    struct td_flow_times times;
+    struct td_token held[HOLD_MAX];
+};
+
+/* Requests of one state with one clock. `next_ns` is at or before the earliest deadline. */
+struct clocked {
+    struct td_link head;
+    uint64_t next_ns;
+};
+
+struct probe {
+    bool active;
+    struct td_pair pair;
+    uint32_t stage; /* 0: disaggregated, 1: decode alone */
+    uint32_t n[2];
+    int32_t ids[2][TD_FLOW_PROBE_TOKENS_MAX];
+};
+
+struct td_flow {
+    struct td_flow_options o;
+    struct td_fleet fleet;
+    struct td_fifo actions;
+    struct request *table; /* [capacity] */
+    uint32_t capacity;
+    uint32_t *bucket; /* [capacity] heads of chains by request id; UINT32_MAX: empty */
+    struct td_link free;
+    struct clocked queued, admitting, admitted;
+    bool pump_due;              /* something changed for those that wait */
+    uint64_t pump_ns, probe_ns; /* when a worker stops being busy or cool; UINT64_MAX: none */
+    uint64_t next_probe;        /* number of the next probe's request */
+    struct probe probe;
+    uint64_t now_ns, last_end_ns, end_gap_ns; /* smoothed time between ends: for Retry-After */
+    struct td_flow_counts counts;
+};
+
+/* flow_leg.c: legs and the ways an attempt or a request ends */
+int td_flow_leg_open(struct td_flow *f, struct request *r, uint64_t epoch, uint64_t work);
+void td_flow_leg_did(struct td_flow *f, struct leg *l, uint64_t tokens);
+/* Says CANCEL unless the worker knows; the leg stays until it is released. */
+void td_flow_leg_cancel(struct td_flow *f, struct request *r, int i);
+/* Gone from its worker. May free the request's entry. */
+void td_flow_leg_close(struct td_flow *f, struct request *r, int i);
+struct td_msg *td_flow_send(struct td_flow *f, uint64_t epoch, enum td_msg_type type);
+/* This attempt cannot go on: another one, or FAIL. `epoch` is blamed (0: nobody). */
+void td_flow_attempt_failed(struct td_flow *f, struct request *r, td_status s, uint64_t epoch,
+                            const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+void td_flow_end(struct td_flow *f, struct request *r, enum td_finish reason);
+void td_flow_fail(struct td_flow *f, struct request *r, td_status s, uint32_t retry_ms,
+                  const char *text);
+/* Without a word to the client. */
+void td_flow_over(struct td_flow *f, struct request *r);
+uint32_t td_flow_retry_ms(const struct td_flow *f);
+
+/* flow_table.c: entries, lists and clocks */
+td_status td_flow_table_create(struct td_flow *f, struct td_error *err);
+struct request *td_flow_find(struct td_flow *f, uint64_t id);
+struct request *td_flow_take(struct td_flow *f, const struct td_flow_submit *s);
+void td_flow_give(struct td_flow *f, struct request *r);
+/* Moves a request to a state; `deadline_ns` counts in states with a clock. */
+void td_flow_to(struct td_flow *f, struct request *r, enum state state, uint64_t deadline_ns);
+
+/* flow_tokens.c: what workers say about a running request */
+void td_flow_message(struct td_flow *f, uint64_t epoch, const struct td_msg *m);
+
+/* flow_probe.c */
+void td_flow_probe_pump(struct td_flow *f);
+void td_flow_probe_token(struct td_flow *f, int32_t id);
+void td_flow_probe_ended(struct td_flow *f);
+void td_flow_probe_failed(struct td_flow *f, td_status s, const char *text);
+
+/* flow.c */
+void td_flow_start(struct td_flow *f, struct request *r, struct td_pair pair);
+
+#endif

@@ -1,0 +1,95 @@
+/* The flow's table: entries found by request id, and lists of requests that share a clock. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "router/flow_parts.h"
+
+enum {
+    ACTIONS_PER_REQUEST = 6
+}; /* of one step: two CANCEL, ADMIT or PREFILL, two DELIVER, an end */
+
+static void clocked_init(struct clocked *c) {
+    td_list_init(&c->head);
+    c->next_ns = UINT64_MAX;
+}
+
+td_status td_flow_table_create(struct td_flow *f, struct td_error *err) {
+    /* As many ended requests may wait for RELEASED as live ones run; a probe comes on top. */
+    f->capacity = 2 * f->o.max_requests + 1;
+    f->table = calloc(f->capacity, sizeof *f->table);
+    f->bucket = calloc(f->capacity, sizeof *f->bucket);
+    if (f->table == NULL || f->bucket == NULL ||
+        !td_fifo_create(&f->actions, sizeof(struct td_flow_action),
+                        ACTIONS_PER_REQUEST * f->capacity + TD_FLEET_WORKERS_MAX))
+        return td_fail(err, TD_NO_MEMORY, "table of %u requests: out of memory", f->capacity);
+    td_list_init(&f->free);
+    clocked_init(&f->queued);
+    clocked_init(&f->admitting);
+    clocked_init(&f->admitted);
+    for (uint32_t i = 0; i < f->capacity; i++) {
+        f->bucket[i] = UINT32_MAX;
+        td_list_push_back(&f->free, &f->table[i].link);
+    }
+    return TD_OK;
+}
+
+static uint32_t *bucket(struct td_flow *f, uint64_t id) {
+    return &f->bucket[(id ^ id >> 32) % f->capacity];
+}
+
+struct request *td_flow_find(struct td_flow *f, uint64_t id) {
+    for (uint32_t i = *bucket(f, id); i != UINT32_MAX; i = f->table[i].hash_next)
+        if (f->table[i].s.request == id) return &f->table[i];
+    return NULL;
+}
+
+struct request *td_flow_take(struct td_flow *f, const struct td_flow_submit *s) {
+    if (td_list_empty(&f->free)) return NULL;
+    struct request *r = TD_CONTAINER(f->free.next, struct request, link);
+    td_list_remove(&r->link);
+    assert(r->state == FREE);
+    /* All but the tokens held back, which n_held guards. */
+    memset(r, 0, offsetof(struct request, held));
+    td_list_init(&r->link);
+    r->s = *s;
+    r->decode = r->prefill = NO_LEG;
+    r->times.submitted = f->now_ns;
+    uint32_t *b = bucket(f, s->request);
+    r->hash_next = *b;
+    *b = (uint32_t)(r - f->table);
+    return r;
+}
+
+void td_flow_give(struct td_flow *f, struct request *r) {
+    uint32_t me = (uint32_t)(r - f->table);
+    uint32_t *p = bucket(f, r->s.request);
+    while (*p != me)
+        p = &f->table[*p].hash_next;
+    *p = r->hash_next;
+    r->state = FREE;
+    td_list_remove(&r->link);
+    /* Last in, last out: an id that comes late finds no new request under its old entry soon. */
+    td_list_push_back(&f->free, &r->link);
+}
+
+void td_flow_to(struct td_flow *f, struct request *r, enum state state, uint64_t deadline_ns) {
+    td_list_remove(&r->link);
+    if (r->state == QUEUED) f->counts.queued--;
+    r->state = state;
+    r->deadline_ns = deadline_ns;
+    struct clocked *c = state == QUEUED      ? &f->queued
+                        : state == ADMITTING ? &f->admitting
+                        : state == ADMITTED  ? &f->admitted
+                                             : NULL;
+    if (c == NULL) return;
+    /* A request that had a pair before is older than all that wait. */
+    if (state == QUEUED && r->attempt > 0)
+        td_list_push_front(&c->head, &r->link);
+    else
+        td_list_push_back(&c->head, &r->link);
+    if (state == QUEUED) {
+        f->counts.queued++;
+        f->pump_due = true;
+    }
+    if (deadline_ns < c->next_ns) c->next_ns = deadline_ns;
+}

@@ -1,0 +1,242 @@
+/* What workers say about a request: admission, tokens, ends. Every message is looked up by request,
+ * attempt and worker; what belongs to no open leg, or to a leg that is not the current one, is
+ * dropped, except that RELEASED and refusals close old legs too. */
+#include <string.h>
+
+#include "router/flow_parts.h"
+
+#define MS_NS 1000000ull
+
+/* ---- tokens ---- */
+
+static void deliver(struct td_flow *f, struct request *r, uint32_t index, uint32_t n,
+                    const struct td_token *tokens) {
+    assert(index == r->delivered && n > 0);
+    if (r->delivered == 0) r->times.first_token = f->now_ns;
+    r->delivered += n;
+    if (r->decode != NO_LEG) td_flow_leg_did(f, &r->leg[r->decode], n);
+    if (r->pinned) {
+        for (uint32_t i = 0; i < n; i++)
+            td_flow_probe_token(f, tokens[i].id);
+        return;
+    }
+    struct td_flow_action *a = td_fifo_push(&f->actions);
+    a->kind = TD_FLOW_DELIVER;
+    a->request = r->s.request;
+    a->user = r->s.user;
+    a->deliver.index = index;
+    a->deliver.n = n;
+    a->deliver.tokens = tokens;
+}
+
+static void end_if_complete(struct td_flow *f, struct request *r) {
+    if (r->finished == 0 || r->delivered == 0) return;
+    if (r->delivered == r->finished_n)
+        td_flow_end(f, r, r->finished);
+    else
+        td_flow_attempt_failed(f, r, TD_PROTOCOL, r->pair.decode,
+                               "the worker counts %u tokens in the answer, %u arrived",
+                               r->finished_n, r->delivered);
+}
+
+static bool decode_prefills(const struct request *r) {
+    return r->pair.prefill == 0;
+}
+
+static void first_token(struct td_flow *f, struct request *r, const struct td_msg_tokens *t) {
+    if (t->index != 0 || t->n != 1 || r->delivered > 0) return; /* a double */
+    struct leg *l = &r->leg[r->prefill];
+    td_flow_leg_did(f, l, l->work);
+    deliver(f, r, 0, 1, t->tokens);
+    if (r->n_held > 0) deliver(f, r, 1, r->n_held, r->held);
+    r->n_held = 0;
+    end_if_complete(f, r);
+}
+
+static void decode_tokens(struct td_flow *f, struct request *r, const struct td_msg_tokens *t) {
+    bool wait = r->delivered == 0 && !decode_prefills(r);
+    uint32_t next = wait ? 1 + r->n_held : r->delivered;
+    if (t->index > next) {
+        td_flow_attempt_failed(f, r, TD_PROTOCOL, r->pair.decode,
+                               "token %u of the answer is missing, token %u arrived", next,
+                               t->index);
+        return;
+    }
+    if (t->index + t->n <= next) return; /* doubles */
+    uint32_t skip = next - t->index, n = t->n - skip;
+    if (r->state == ADMITTED) td_flow_to(f, r, STREAMING, 0);
+    if (!wait) {
+        /* The prompt is computed when its first token is here. */
+        struct leg *l = &r->leg[r->decode];
+        if (r->delivered == 0) td_flow_leg_did(f, l, r->s.n_prompt);
+        deliver(f, r, next, n, t->tokens + skip);
+    } else if (r->n_held + n <= HOLD_MAX) {
+        memcpy(r->held + r->n_held, t->tokens + skip, n * sizeof *t->tokens);
+        r->n_held += n;
+    } else {
+        td_flow_attempt_failed(f, r, TD_TIMEOUT, r->pair.prefill,
+                               "token 0 did not come while decode sent %u tokens", next + n - 1);
+    }
+}
+
+/* ---- admission ---- */
+
+static void send_prefill(struct td_flow *f, struct request *r, uint64_t ticket) {
+    const struct td_fleet_worker *p = td_fleet_find(&f->fleet, r->pair.prefill);
+    const struct td_fleet_worker *d = td_fleet_find(&f->fleet, r->pair.decode);
+    if (p == NULL) {
+        td_flow_attempt_failed(f, r, TD_UNREACHABLE, 0, "the prefill worker is gone");
+        return;
+    }
+    assert(d != NULL); /* it just spoke */
+    r->prefill = td_flow_leg_open(f, r, r->pair.prefill, r->s.n_prompt);
+    struct td_msg_prefill *m = &td_flow_send(f, r->pair.prefill, TD_MSG_PREFILL)->prefill;
+    m->key = (struct td_key){r->s.request, r->attempt};
+    m->n_prompt = r->s.n_prompt;
+    m->max_new = r->s.max_new;
+    m->sampling = r->s.sampling;
+    m->ids = r->s.ids;
+    m->ticket = ticket;
+    m->decode_epoch = d->epoch;
+    memcpy(m->decode_name, d->name, sizeof m->decode_name);
+    m->decode_address = d->xfer_address;
+    m->decode_address_len = d->xfer_address_len;
+    td_flow_to(f, r, ADMITTED, f->now_ns + r->keep_ns);
+}
+
+static void admit_reply(struct td_flow *f, struct request *r, int leg,
+                        const struct td_msg_admit_reply *m) {
+    bool current = leg == r->decode && r->state == ADMITTING;
+    uint64_t epoch = r->leg[leg].epoch;
+    if (m->status == TD_OK) {
+        if (!current) return; /* its CANCEL is on the way */
+        r->times.admitted = f->now_ns;
+        uint64_t lease = m->lease_ms != 0 ? m->lease_ms * MS_NS : f->o.lease_ns;
+        r->keep_ns = lease / 3;
+        td_fleet_roomy(&f->fleet, epoch);
+        if (decode_prefills(r))
+            td_flow_to(f, r, STREAMING, 0);
+        else
+            send_prefill(f, r, m->ticket);
+        return;
+    }
+    if (!current) {
+        /* Refused while we gave it up: there is nothing to release. The CANCEL that crossed is
+         * answered too, and finds no leg. */
+        if (r->leg[leg].told && r->decode != leg) td_flow_leg_close(f, r, leg);
+        return;
+    }
+    td_flow_leg_close(f, r, leg);
+    if (m->status != TD_BUSY) {
+        td_flow_attempt_failed(f, r, m->status, epoch, "%s", m->text);
+        return;
+    }
+    f->counts.busy++;
+    td_fleet_busy(&f->fleet, epoch, f->now_ns + (m->retry_ms != 0 ? m->retry_ms : 1) * MS_NS);
+    if (r->pinned)
+        td_flow_fail(f, r, TD_BUSY, m->retry_ms, m->text);
+    else
+        td_flow_to(f, r, QUEUED, r->queue_deadline_ns);
+}
+
+/* ---- ends ---- */
+
+static void finished(struct td_flow *f, struct request *r, int leg,
+                     const struct td_msg_finished *m) {
+    r->leg[leg].told = true; /* it releases by itself */
+    if (m->reason != TD_FINISH_STOP && m->reason != TD_FINISH_LENGTH) {
+        td_flow_attempt_failed(f, r, TD_PROTOCOL, r->leg[leg].epoch, "finish reason %d",
+                               (int)m->reason);
+        return;
+    }
+    if (leg == r->prefill && m->n_tokens != 1) {
+        td_flow_attempt_failed(f, r, TD_PROTOCOL, r->leg[leg].epoch,
+                               "prefill says the answer ends after %u tokens, not 1", m->n_tokens);
+        return;
+    }
+    r->finished = m->reason;
+    r->finished_n = m->n_tokens;
+    end_if_complete(f, r);
+}
+
+static void leg_failed(struct td_flow *f, struct request *r, int leg, td_status s,
+                       const char *text) {
+    uint64_t epoch = r->leg[leg].epoch;
+    r->leg[leg].told = true;
+    td_flow_leg_did(f, &r->leg[leg], r->leg[leg].work);
+    if (leg == r->decode || r->delivered == 0) {
+        /* A handoff takes two: when it fails, either may be the reason. */
+        if (leg == r->prefill && (s == TD_PEER_LOST || s == TD_TIMEOUT || s == TD_UNREACHABLE) &&
+            !r->pinned)
+            td_fleet_failed(&f->fleet, r->pair.decode, f->now_ns);
+        td_flow_attempt_failed(f, r, s, epoch, "%s", text);
+    } else if (r->state == ADMITTED) {
+        r->last_word = true; /* decode streams if it got everything, or lets the lease expire */
+    }
+}
+
+static const struct td_key *key_of(const struct td_msg *m) {
+    switch (m->type) {
+    case TD_MSG_ADMIT_REPLY:
+        return &m->admit_reply.key;
+    case TD_MSG_TOKENS:
+        return &m->tokens.key;
+    case TD_MSG_FINISHED:
+        return &m->finished.key;
+    case TD_MSG_FAILED:
+        return &m->failed.key;
+    case TD_MSG_RELEASED:
+        return &m->released.key;
+    default:
+        return NULL;
+    }
+}
+
+static void released(struct td_flow *f, struct request *r, int leg, bool current) {
+    bool owes = leg == r->decode ? r->finished == 0 : r->delivered == 0;
+    uint64_t epoch = r->leg[leg].epoch;
+    if (current && owes)
+        td_flow_attempt_failed(f, r, TD_PROTOCOL, epoch, "the worker let the request go unasked");
+    td_fleet_roomy(&f->fleet, epoch);
+    td_flow_leg_close(f, r, leg);
+}
+
+void td_flow_message(struct td_flow *f, uint64_t epoch, const struct td_msg *m) {
+    const struct td_key *key = key_of(m);
+    if (key == NULL) return;
+    struct request *r = td_flow_find(f, key->request);
+    int leg = NO_LEG;
+    for (int i = 0; r != NULL && i < LEGS_MAX; i++)
+        if (r->leg[i].epoch == epoch && r->leg[i].attempt == key->attempt) leg = i;
+    if (leg == NO_LEG) {
+        f->counts.stale_dropped++;
+        return;
+    }
+    bool current = r->state != OVER && (leg == r->decode || leg == r->prefill);
+    switch (m->type) {
+    case TD_MSG_ADMIT_REPLY:
+        admit_reply(f, r, leg, &m->admit_reply);
+        return;
+    case TD_MSG_RELEASED:
+        released(f, r, leg, current);
+        return;
+    case TD_MSG_TOKENS:
+        if (!current) break;
+        if (leg == r->prefill)
+            first_token(f, r, &m->tokens);
+        else if (r->state == ADMITTED || r->state == STREAMING)
+            decode_tokens(f, r, &m->tokens);
+        return;
+    case TD_MSG_FINISHED:
+        if (!current || r->finished != 0) break;
+        finished(f, r, leg, &m->finished);
+        return;
+    case TD_MSG_FAILED:
+        if (!current || r->leg[leg].told) break;
+        leg_failed(f, r, leg, m->failed.status, m->failed.text);
+        return;
+    default:
+        return;
+    }
+    f->counts.stale_dropped++;
+}
