@@ -100,10 +100,12 @@ static void test_duplicates_gaps_strangers(void **state) {
     assert_false(td_kv_tally_complete(&t));
     assert_int_equal(td_kv_tally_add(&t, &h, &err), TD_PROTOCOL);
     assert_string_equal(err.text, "handoff: block 79: expected once, came again");
+    h = header(&l, 20000, 3);
     h.index = 80;
     assert_int_equal(td_kv_tally_add(&t, &h, &err), TD_PROTOCOL);
     h.index = UINT32_MAX;
     assert_int_equal(td_kv_tally_add(&t, &h, &err), TD_PROTOCOL);
+    h = header(&l, 20000, 79);
     h.index = 70; /* the slot block under a page block's number */
     assert_int_equal(td_kv_tally_add(&t, &h, &err), TD_PROTOCOL);
     assert_memory_equal(&t, &before, sizeof t);
@@ -186,6 +188,9 @@ static void test_families_differ(void **state) {
         verify(&d, TD_CORRUPT, td_kv_family_name(f));
         d = good;
         d.got.family[f].rows--;
+        verify(&d, TD_CORRUPT, td_kv_family_name(f));
+        d = good;
+        d.m.family[f].rows = --d.got.family[f].rows;
         verify(&d, TD_CORRUPT, td_kv_family_name(f));
         /* Both sides agree on too little: the prompt's length knows better. */
         d = good;
