@@ -1,0 +1,31 @@
+/* Random but repeatable messages of every type, and their comparison field by field: from one table
+ * of all fields, so that a field the codec forgets is found. */
+#ifndef TD_TESTS_PROTO_MESSAGES_H
+#define TD_TESTS_PROTO_MESSAGES_H
+
+#include "proto/msg.h"
+
+enum { TEST_IDS_MAX = 5000, TEST_TYPES = 21 };
+
+extern const enum td_msg_type test_types[TEST_TYPES];
+const char *test_type_name(enum td_msg_type t);
+
+/* What a message's pointers point to. */
+struct test_room {
+    int32_t ids[TEST_IDS_MAX];
+    struct td_token tokens[TD_TOKENS_PER_MSG_MAX];
+    uint8_t blob[TD_XFER_ADDRESS_MAX];
+    char settings[1000];
+};
+
+/* Each field's value depends on `seed`, type and field name alone. */
+void test_message_fill(struct td_msg *m, enum td_msg_type type, uint64_t seed,
+                       struct test_room *room);
+/* NULL, or the name of the first field that differs. `recorded_only`: only fields that recorded
+ * frames of the first version have. */
+const char *test_message_differs(const struct td_msg *a, const struct td_msg *b,
+                                 bool recorded_only);
+
+uint64_t test_random(uint64_t *state);
+
+#endif
