@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compares our token ids with those of Hugging Face `tokenizers`, text by text, and decodes back.
 
-usage: compare_hf.py ENCODE_FILE TOKENIZER_DIR... [--seed N] [--bench]
+usage: compare_hf.py ENCODE_FILE [TOKENIZER_DIR...] [--seed N] [--bench]
+Without a folder: the bundled model's and DeepSeek-V3's tokenizer in TANDEM_TEST_DATA.
 
 The text is made from a seed: Python's own sources and manual pages for prose and code, every code
 point at least once alone among its neighbours and (if assigned) in several surroundings, and random
@@ -157,7 +158,7 @@ def compare(program, folder, hf):
     texts = list(corpus(random.sample(added, min(len(added), 40)) + ["<\uff5cUser\uff5c>", "<think>"]))
     size = sum(len(t.encode()) for t in texts)
     ours, _ = run_ours(program, folder, texts)
-    theirs = [e.ids for e in hf.encode_batch(texts, add_special_tokens=False)]
+    theirs = [e.ids for e in hf.encode_batch_fast(texts, add_special_tokens=False)]
     bad = [i for i in range(len(texts)) if ours[i] != theirs[i]]
     for i in bad[:10]:
         print(f"text {i}:", first_difference(hf, texts[i], ours[i], theirs[i]))
@@ -184,7 +185,7 @@ def bench(program, folder, hf):
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("program")
-    ap.add_argument("folders", nargs="+")
+    ap.add_argument("folders", nargs="*")
     ap.add_argument("--seed", type=int, default=20260401)
     ap.add_argument("--bench", action="store_true")
     args = ap.parse_args()
@@ -195,6 +196,12 @@ def main():
     except ImportError:
         print("skipped: the Python package tokenizers is not installed")
         sys.exit(77)
+    if not args.folders:
+        if "TANDEM_TEST_DATA" not in os.environ:
+            print("skipped: TANDEM_TEST_DATA is not set")
+            sys.exit(77)
+        args.folders = [os.environ["TANDEM_TEST_DATA"] + f
+                        for f in ("/models/needle-nvfp4", "/tokenizers/deepseek-v3")]
     missing = [f for f in args.folders if not os.path.exists(f + "/tokenizer.json")]
     if missing:
         print("skipped: no tokenizer.json in", *missing)

@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
     bool ok = read_file(argv[2], &in) && out && pass(t, &in, out, &n);
     if (out && fclose(out) != 0) ok = false;
     uint64_t best = UINT64_MAX;
-    for (int r = argc > 4 ? atoi(argv[4]) : 0; ok && r > 0; r--) {
+    for (long r = argc > 4 ? strtol(argv[4], NULL, 10) : 0; ok && r > 0; r--) {
         start = td_now_ns();
         ok = pass(t, &in, NULL, &n);
         uint64_t took = td_now_ns() - start;
