@@ -137,7 +137,8 @@ static void fill_sampling(struct td_sampling *s, uint64_t *r) {
 
 /* Any width, so that short and long varints occur. */
 static uint64_t some_number(uint64_t *r) {
-    return test_random(r) >> test_random(r) % 60 | 1;
+    uint64_t shift = test_random(r) % 60; /* one call per statement: their order is the value */
+    return test_random(r) >> shift | 1;
 }
 
 static const uint8_t *fill_blob(uint8_t *to, size_t n, uint64_t *r) {
@@ -168,8 +169,10 @@ static void fill_pointers(const struct field *f, struct td_msg *m, uint64_t *r,
         m->hello.settings_len = n;
         return;
     case IDS:
-        for (uint32_t i = 0; i < n; i++)
-            room->ids[i] = (int32_t)(test_random(r) & INT32_MAX) >> test_random(r) % 31;
+        for (uint32_t i = 0; i < n; i++) {
+            uint64_t shift = test_random(r) % 31;
+            room->ids[i] = (int32_t)((test_random(r) & INT32_MAX) >> shift);
+        }
         if (f->type == TD_MSG_ADMIT) {
             m->admit.n_prompt = n;
             m->admit.ids = test_random(r) % 4 ? room->ids : NULL;
@@ -190,9 +193,11 @@ static void fill_pointers(const struct field *f, struct td_msg *m, uint64_t *r,
         return;
     case FAMILIES:
         m->manifest.n_families = n % (TD_KV_FAMILIES_MAX + 1);
-        for (uint32_t i = 0; i < m->manifest.n_families; i++)
-            m->manifest.family[i] = (struct td_msg_family){
-                .rows = some_number(r), .bytes = some_number(r), .checksum = test_random(r)};
+        for (uint32_t i = 0; i < m->manifest.n_families; i++) {
+            m->manifest.family[i].rows = some_number(r);
+            m->manifest.family[i].bytes = some_number(r);
+            m->manifest.family[i].checksum = test_random(r);
+        }
         return;
     default:
         m->manifest.n_first = n % (TD_FIRST_TOKENS_MAX + 1);
