@@ -204,7 +204,8 @@ static bool take_ack(struct td_xfer_peer *peer, uint32_t acked) {
 static void deliver_data(struct td_xfer *x, struct td_xfer_peer *peer,
                          const struct td_xfer_inbound *in) {
     const struct td_xfer_head *h = &in->head;
-    const void *bytes = in->data;
+    /* An empty message has no data; its pointer is still one that may be copied from. */
+    const void *bytes = in->data ? in->data : peer->assembly;
     if (h->sequence != peer->received || h->fragment != peer->assembly_next ||
         (h->fragment > 0 && h->bytes != peer->assembly_len)) {
         td_xfer_peer_fail(peer, TD_PROTOCOL, "a message fragment is missing or out of order");

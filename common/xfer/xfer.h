@@ -20,8 +20,14 @@
  * UCX has no clock and a shared-memory lane notices only that a process is gone, not that it hangs:
  * every transfer has a deadline here, and heartbeats belong to the upper layer.
  *
- * Transports are chosen, not found: host memory over posix or sysv shared memory on one host.
- * Anything else in a link's lanes refuses the start or the link. */
+ * Transports are chosen, not found: host memory over posix shared memory on one host, with UCX's
+ * error handling for it switched on. (sysv would only be a second way to do the same, with a second
+ * set of queues; TCP's puts write to an address taken from the packet.) A start-up link to
+ * ourselves proves it; anything else in a link's lanes refuses the start or the link.
+ *
+ * What that asks of the host: /dev/shm with 20 MB for the queues of each process plus its regions,
+ * one process-id namespace, /proc, and one user for all (peers open each other's memory through
+ * /proc/PID/fd, so no process may be non-dumpable). */
 #ifndef TD_COMMON_XFER_XFER_H
 #define TD_COMMON_XFER_XFER_H
 
@@ -60,8 +66,8 @@ struct td_xfer_options {
      * mappings are dropped, the pointer is dead after this call. */
     void (*on_closed)(void *user, struct td_xfer_peer *peer);
     void *user;
-    uint32_t max_peers;      /* links open or closing at one time; 0: 64 */
-    uint32_t sends_per_peer; /* messages not yet taken by the transport; 0: 16. Each holds 64 KiB */
+    uint32_t max_peers;      /* links open or closing at one time; 0: 64; at most 80 */
+    uint32_t sends_per_peer; /* messages under way per peer, 64 KiB each; 0: 16; at most 256 */
 };
 
 /* Must be called first in main, before any thread: UCX takes its settings from the process
@@ -112,6 +118,8 @@ uint64_t td_xfer_expire(struct td_xfer *x, uint64_t now_ns);
  * ptrace rights between the processes), which is not among our lanes. So landing slabs come from
  * here; the *source* of a put may be any memory.
  * The segment has no name: it is gone with the last process that maps it, also after kill -9.
+ * (UCX names it while it makes it; only a kill in these milliseconds of start-up leaves a file
+ * /dev/shm/ucx_shm_posix_*, which the kernel keeps until someone removes it.)
  * NO_MEMORY with a sentence when /dev/shm cannot hold it (checked: tmpfs fails only when touched).
  */
 TD_MUST_USE td_status td_xfer_region_alloc(struct td_xfer *x, size_t bytes,
@@ -122,22 +130,25 @@ TD_MUST_USE td_status td_xfer_region_alloc(struct td_xfer *x, size_t bytes,
 void td_xfer_region_free(struct td_xfer_region *region);
 void *td_xfer_region_base(const struct td_xfer_region *region);
 size_t td_xfer_region_bytes(const struct td_xfer_region *region);
-/* "posix" or "sysv": what the segment is made of. */
+/* "posix": what the segment is made of. For the log. */
 const char *td_xfer_region_transport(const struct td_xfer_region *region);
 /* Bytes with which a peer can write anywhere in the region. Owned by the region, constant. */
 const void *td_xfer_region_key(const struct td_xfer_region *region, size_t *ret_len);
 
 /* ---- peers -----------------------------------------------------------------------------------*/
 
-/* Starts a link. Usable at once: what is sent now waits for the link. UNREACHABLE when the process
- * is already gone; CONFIG when the lanes are not the chosen ones; BUSY at max_peers. */
+/* Starts a link. Usable at once: what is sent and put now waits until the other process has
+ * answered UCX's greeting, at the latest until its deadline. A peer that has max_peers links
+ * already says no: on_lost(PEER_LOST). UNREACHABLE when the process is already gone; CONFIG when
+ * the lanes are not the chosen ones; BUSY at max_peers. */
 TD_MUST_USE td_status td_xfer_connect(struct td_xfer *x, const void *address, size_t len,
                                       struct td_xfer_peer **ret_peer, struct td_error *err);
 
-/* Ends a link now: no more callbacks for its messages, unfinished requests are reported CANCELLED
- * and become quiet, then on_closed. Never waits for the other side, which may be dead or stopped
- * (the other side is told if it listens; it then gets on_lost). Twice is fine.
- * Orderly ends belong to the upper layer: say goodbye, flush, then close. */
+/* Ends a link now: no more callbacks for its messages, what waits is dropped, unfinished requests
+ * are reported CANCELLED and become quiet, then on_closed, a few progress calls later. Never waits
+ * for the other side, which may be dead or stopped (the other side is told if it listens; it then
+ * gets on_lost). Twice is fine. Orderly ends belong to the upper layer: say goodbye, flush, then
+ * close. */
 void td_xfer_peer_close(struct td_xfer_peer *peer);
 
 /* For the upper layer's own record; NULL at first. */

@@ -23,6 +23,14 @@
         }                                                                                          \
     } while (0)
 
+/* UCX 1.13.1 loses 100 bytes when a greeting of a process that has ended makes it map a queue that
+ * is gone (uct_mm_ep's constructor keeps its table on that path). What we could lose ourselves in
+ * libuct shows in the tests that count mappings and descriptors. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void) {
+    return "leak:libuct.so\n";
+}
+
 static void on_accept(void *user, struct td_xfer_peer *peer) {
     struct end *e = user;
     e->accepted++;

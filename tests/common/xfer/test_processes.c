@@ -297,6 +297,47 @@ static void test_restarted_receiver(void **state) {
     send_slab(4, 0);
 }
 
+static unsigned descriptors(void) {
+    DIR *d = opendir("/proc/self/fd");
+    assert_non_null(d);
+    unsigned n = 0;
+    while (readdir(d))
+        n++;
+    closedir(d);
+    return n;
+}
+
+/* A prefill worker outlives many decode workers: nothing of them may pile up here. */
+static void test_many_restarts_leave_nothing(void **state) {
+    (void)state;
+    unsigned mapped = 0, opened = 0;
+    for (unsigned i = 0; i < 12; i++) {
+        send_slab(i, 0);
+        kill(r.pid, i % 2 ? SIGKILL : SIGSTOP);
+        static struct want put;
+        want_init(&put, UINT64_MAX);
+        assert_int_equal(td_xfer_put(a.peer, remote, 0, slab, SLAB, &put.req), TD_OK);
+        td_xfer_peer_close(a.peer);
+        a.closed = 0;
+        assert_true(ends_run(ends, 1, closed, NULL, 2000));
+        assert_int_equal(put.quiet, 1);
+        receiver_stop(&r);
+        if (i == 1) {
+            mapped = mappings();
+            opened = descriptors();
+        }
+        receiver_start(&r);
+        end_connect(&a, r.address, r.address_len);
+        remote = open_remote();
+    }
+    td_xfer_peer_close(a.peer);
+    a.closed = 0;
+    assert_true(ends_run(ends, 1, closed, NULL, 2000));
+    assert_int_equal(mappings(), mapped);
+    assert_int_equal(descriptors(), opened);
+    assert_int_equal(names_left(), 0);
+}
+
 int main(int argc, char **argv) {
     struct td_error err;
     if (td_xfer_env(&err) != TD_OK) {
@@ -313,6 +354,7 @@ int main(int argc, char **argv) {
         CASE(test_closed_while_dead_and_unnoticed),
         CASE(test_stopped_receiver),
         CASE(test_restarted_receiver),
+        CASE(test_many_restarts_leave_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -92,6 +92,7 @@ static void test_many_messages_keep_order_and_push_back(void **state) {
     next_expected = 0;
     in_order = true;
     b.on_message = check_order;
+    uint64_t stop = td_now_ns() + 20000000000u;
     for (uint64_t n = 0; n < total; n++) {
         size_t len = 8 + (rand() % 4 ? (size_t)(rand() % 200) : (size_t)(rand() % 65500));
         memcpy(out, &n, 8);
@@ -99,6 +100,7 @@ static void test_many_messages_keep_order_and_push_back(void **state) {
         td_status st;
         while ((st = td_xfer_send(a.peer, out, len, UINT64_MAX)) == TD_BUSY) {
             busy++;
+            assert_true(td_now_ns() < stop);
             (void)td_xfer_progress(b.x);
             (void)td_xfer_progress(a.x);
         }
@@ -331,6 +333,29 @@ static void test_a_full_house_says_no(void **state) {
     end_close(&c);
 }
 
+/* Without callbacks, but nothing of UCX's may still be looking at the caller's memory. */
+static void test_destroy_leaves_all_quiet(void **state) {
+    (void)state;
+    struct end c;
+    end_open(&c, 0, 0);
+    size_t len;
+    const void *address = td_xfer_address(b.x, &len);
+    end_connect(&c, address, len);
+    static struct want flush[2];
+    want_init(&flush[0], UINT64_MAX);
+    want_init(&flush[1], 1);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(td_xfer_flush(c.peer, &flush[i].req), TD_OK);
+    for (int i = 0; i < 20; i++)
+        assert_int_equal(td_xfer_send(c.peer, c.last, i == 19 ? 9000 : 60000, UINT64_MAX),
+                         i < 16 ? TD_OK : TD_BUSY);
+    (void)td_xfer_expire(c.x, 2);
+    assert_int_equal(flush[1].done + flush[1].quiet, flush[1].req.quiet ? 0 : 1);
+    end_close(&c);
+    assert_true(flush[0].req.quiet && flush[1].req.quiet);
+    assert_int_equal(flush[0].done + flush[0].quiet + flush[1].quiet, 0);
+}
+
 static void test_too_large_a_region_is_a_sentence(void **state) {
     (void)state;
     struct td_xfer_region *region;
@@ -381,6 +406,7 @@ int main(void) {
         PAIR(test_close_tells_the_other_side),
         PAIR(test_links_come_and_go),
         PAIR(test_a_full_house_says_no),
+        PAIR(test_destroy_leaves_all_quiet),
         PAIR(test_too_large_a_region_is_a_sentence),
         cmocka_unit_test(test_start_needs_its_settings),
     };
