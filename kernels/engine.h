@@ -26,6 +26,10 @@ struct td_engine_options {
     uint32_t max_tokens;    /* of one step, all runs together */
     uint32_t max_runs;      /* of one step */
     uint32_t threads;
+    bool base_ops;          /* the portable build of the ops even where a faster one runs; the
+                               same bits, for comparison */
+    void *pool_memory;      /* layout.pool_bytes, 64-aligned, e.g. registered for transfers; */
+    void *slot_memory;      /* slots * layout.slot_bytes; NULL: the engine takes its own */
 };
 
 /* Options from the configuration and the checkpoint: resolves every "auto", refuses what does not
@@ -34,9 +38,7 @@ TD_MUST_USE td_status td_engine_options_from(const struct td_config *c,
                                              const struct td_model_config *m,
                                              struct td_engine_options *ret, struct td_error *err);
 
-/* `model` must outlive the engine. Pool and slots may live in memory given by the caller (e.g.
- * registered for transfers): `pool` of layout.pool_bytes, `slots` of slots * layout.slot_bytes,
- * both 64-aligned; NULL: the engine takes its own. */
+/* `model` must outlive the engine, and so must memory given in the options. */
 TD_MUST_USE td_status td_engine_create(const struct td_model *model,
                                        const struct td_engine_options *o, struct td_engine **ret,
                                        struct td_error *err);

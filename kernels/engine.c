@@ -1,0 +1,332 @@
+/* Engine creation, one step, one layer; the contract is in engine.h. */
+#include "kernels/engine.h"
+
+#include <gnu/libc-version.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/forward.h"
+
+/* Bumped whenever a definition in kernels/ref changes a bit of any result. */
+enum { OPS_VERSION = 1 };
+
+struct td_engine {
+    const struct td_model *model;
+    struct td_engine_options o;
+    struct td_kv_layout layout;
+    struct td_packed_model *packed;
+    struct td_threads *threads;
+    uint8_t *pool, *slots, *own_pool, *own_slots;
+    void *scratch;
+    size_t scratch_bytes, index_bytes;
+    struct td_forward f;
+    struct td_op_row *rows;   /* [max_tokens] */
+    struct td_op_run *runs;   /* [max_runs] */
+    int32_t *ids;             /* [max_tokens] */
+    uint32_t *want;           /* [max_runs] */
+    uint32_t *tap_pages;      /* [pages of a context] identity, for td_engine_layer */
+    uint8_t *slot_used;       /* [slots] of the step being checked */
+    char numerics[256];
+    uint64_t numerics_id;
+};
+
+/* ---- creation ---- */
+
+static td_status range(struct td_error *err, const char *what, uint64_t v, uint64_t lo,
+                       uint64_t hi) {
+    if (v >= lo && v <= hi) return TD_OK;
+    return td_fail(err, TD_CONFIG, "engine: %s: expected %llu to %llu, found %llu", what,
+                   (unsigned long long)lo, (unsigned long long)hi, (unsigned long long)v);
+}
+
+static td_status multiple(struct td_error *err, const char *what, uint32_t v, uint32_t of) {
+    if (v != 0 && v % of == 0) return TD_OK;
+    return td_fail(err, TD_UNSUPPORTED, "engine: %s: expected a multiple of %u, found %u", what, of,
+                   v);
+}
+
+static td_status check_options(const struct td_model_config *m, const struct td_engine_options *o,
+                               struct td_error *err) {
+    TD_TRY(range(err, "index_topk", o->index_topk, 1, TD_MAX_INDEX_TOPK));
+    TD_TRY(range(err, "max_context", o->max_context, 1, m->max_positions));
+    TD_TRY(range(err, "pages", o->pages, 1, 1u << 24));
+    TD_TRY(range(err, "slots", o->slots, 1, 1u << 20));
+    TD_TRY(range(err, "max_runs", o->max_runs, 1, o->slots));
+    TD_TRY(range(err, "max_tokens", o->max_tokens, 1, 1u << 16));
+    TD_TRY(range(err, "threads", o->threads, 1, TD_MAX_THREADS));
+    /* What the kernels' fixed arrays and whole vectors need. */
+    TD_TRY(range(err, "heads", m->heads, 1, TD_MAX_HEADS));
+    TD_TRY(range(err, "experts", m->experts, 1, TD_MAX_EXPERTS));
+    TD_TRY(range(err, "experts per token", m->experts_per_token, 1, TD_MAX_EXPERTS_PER_TOKEN));
+    TD_TRY(range(err, "output groups", m->o_groups, 1, m->heads));
+    TD_TRY(multiple(err, "hidden size", m->hidden, 16));
+    TD_TRY(multiple(err, "q_lora_rank", m->q_lora_rank, 16));
+    return multiple(err, "expert inner size", m->expert_inner, 8);
+}
+
+static td_status init_layout(struct td_engine *e, struct td_error *err) {
+    const struct td_model_config *m = &e->model->config;
+    static const uint8_t ratio_of[] = {[TD_LAYER_SWA] = 0,
+                                       [TD_LAYER_CSA] = TD_CSA_RATIO,
+                                       [TD_LAYER_HCA] = TD_HCA_RATIO};
+    uint8_t ratio[TD_MAX_LAYERS];
+    for (uint32_t l = 0; l < m->layers; l++)
+        ratio[l] = ratio_of[m->kind[l]];
+    TD_TRY(td_kv_layout_init(&e->layout, m->layers, ratio, e->o.row_dtype, e->o.key_dtype,
+                             e->o.pages, e->model->fingerprint, err));
+    if (e->layout.csa_layers == 0) return TD_OK;
+    return range(err, "index heads", m->index_heads, 1, TD_MAX_HEADS);
+}
+
+static td_status take(void *ret_ptr, size_t bytes, const char *what, struct td_error *err) {
+    size_t padded = (bytes + 63) & ~(size_t)63;
+    void *p = aligned_alloc(64, padded ? padded : 64);
+    if (!p)
+        return td_fail(err, TD_NO_MEMORY, "%s: expected %zu bytes of memory, the system gave none",
+                       what, bytes);
+    memset(p, 0, padded); /* touched now, so that a step never meets a page fault */
+    memcpy(ret_ptr, &p, sizeof p);
+    return TD_OK;
+}
+
+static void plan_scratch(struct td_engine *e, struct td_bump *b) {
+    const struct td_model_config *m = &e->model->config;
+    uint32_t context_pages = (e->o.max_context + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+    uint32_t entries = e->o.max_context / TD_HCA_RATIO;
+    if (e->o.index_topk > entries) entries = e->o.index_topk;
+    struct td_device *d = &e->f.device;
+    d->threads = e->threads;
+    d->scratch_stride = td_op_scratch(m->heads, m->index_heads, entries);
+    d->scratch = td_bump_take(b, d->scratch_stride * e->o.threads);
+    e->index_bytes = e->layout.csa_layers ? td_index_workspace(m->index_heads, e->o.index_topk) : 0;
+    e->f.s.index = td_bump_take(b, e->index_bytes);
+    td_forward_plan(&e->f, b, e->o.max_tokens, e->o.max_runs, e->layout.row_bytes);
+    e->rows = td_bump_take(b, e->o.max_tokens * sizeof *e->rows);
+    e->runs = td_bump_take(b, e->o.max_runs * sizeof *e->runs);
+    e->ids = td_bump_take(b, e->o.max_tokens * sizeof *e->ids);
+    e->want = td_bump_take(b, e->o.max_runs * sizeof *e->want);
+    e->tap_pages = td_bump_take(b, context_pages * sizeof *e->tap_pages);
+    e->slot_used = td_bump_take(b, e->o.slots);
+    for (uint32_t i = 0; b->base && i < context_pages; i++)
+        e->tap_pages[i] = i;
+}
+
+static td_status take_memory(struct td_engine *e, struct td_error *err) {
+    struct td_bump bump = {0};
+    plan_scratch(e, &bump);
+    e->scratch_bytes = bump.used;
+    TD_TRY(take(&e->scratch, e->scratch_bytes, "scratch", err));
+    bump = (struct td_bump){e->scratch, 0};
+    plan_scratch(e, &bump);
+    if (!e->pool) {
+        TD_TRY(take(&e->own_pool, e->layout.pool_bytes, "KV pool", err));
+        e->pool = e->own_pool;
+    }
+    if (!e->slots) {
+        TD_TRY(take(&e->own_slots, e->layout.slot_bytes * e->o.slots, "slots", err));
+        e->slots = e->own_slots;
+    }
+    return TD_OK;
+}
+
+/* FNV-1a. */
+static uint64_t hash_text(const char *s) {
+    uint64_t h = 0xcbf29ce484222325u;
+    for (; *s; s++)
+        h = (h ^ (uint8_t)*s) * 0x100000001b3u;
+    return h;
+}
+
+/* Every table of the CPU gives the same bits, so the instruction set is not part of the line; the
+ * compiler and C library are, because frequencies come from pow and square roots from both. */
+static void name_numerics(struct td_engine *e) {
+    static const char *row[] = {[TD_KV_ROW_BF16] = "bf16", [TD_KV_ROW_FP32] = "fp32"};
+    static const char *key[] = {
+        [TD_KV_KEY_BF16] = "bf16", [TD_KV_KEY_FP32] = "fp32", [TD_KV_KEY_FP8] = "fp8"};
+    snprintf(e->numerics, sizeof e->numerics,
+             "plain; activations fp32; rows %s; keys %s; scores fp32; topk %u; shards %u; "
+             "cpu ops %d; compiler %s; libc %s",
+             row[e->o.row_dtype], key[e->o.key_dtype], e->o.index_topk, e->model->config.o_groups,
+             OPS_VERSION, __VERSION__, gnu_get_libc_version());
+    e->numerics_id = hash_text(e->numerics);
+}
+
+td_status td_engine_create(const struct td_model *model, const struct td_engine_options *o,
+                           struct td_engine **ret, struct td_error *err) {
+    TD_TRY(check_options(&model->config, o, err));
+    struct td_engine *e = calloc(1, sizeof *e);
+    if (!e) return td_fail(err, TD_NO_MEMORY, "no memory for an engine");
+    td_status st;
+    e->model = model;
+    e->o = *o;
+    e->pool = o->pool_memory;
+    e->slots = o->slot_memory;
+    e->f.ops = o->base_ops ? &td_ops_base : td_ops_select();
+    e->f.topk = o->index_topk;
+    TD_TRY_GOTO(init_layout(e, err), destroy);
+    TD_TRY_GOTO(td_threads_create(o->threads, &e->threads, err), destroy);
+    TD_TRY_GOTO(td_packed_create(model, &e->packed, err), destroy);
+    e->f.model = e->packed;
+    TD_TRY_GOTO(take_memory(e, err), destroy);
+    name_numerics(e);
+    *ret = e;
+    return TD_OK;
+destroy:
+    td_engine_destroy(e);
+    return st;
+}
+
+void td_engine_destroy(struct td_engine *e) {
+    if (!e) return;
+    td_threads_destroy(e->threads);
+    td_packed_destroy(e->packed);
+    free(e->scratch);
+    free(e->own_pool);
+    free(e->own_slots);
+    free(e);
+}
+
+/* ---- looking in ---- */
+
+const struct td_kv_layout *td_engine_layout(const struct td_engine *e) {
+    return &e->layout;
+}
+
+void *td_engine_pool(struct td_engine *e) {
+    return e->pool;
+}
+
+void *td_engine_slot(struct td_engine *e, uint32_t slot) {
+    return e->slots + e->layout.slot_bytes * slot;
+}
+
+void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret) {
+    *ret = (struct td_engine_memory){
+        .weights = e->packed->bytes,
+        .pool = e->layout.pool_bytes,
+        .slots = e->layout.slot_bytes * e->o.slots,
+        .index_workspace = e->index_bytes,
+        .scratch = e->scratch_bytes - e->index_bytes,
+    };
+}
+
+const char *td_engine_numerics(const struct td_engine *e, uint64_t *ret_id) {
+    if (ret_id) *ret_id = e->numerics_id;
+    return e->numerics;
+}
+
+/* ---- a step ---- */
+
+static td_status check_run(struct td_engine *e, const struct td_run *r, uint32_t i,
+                           struct td_error *err) {
+    if (r->slot >= e->o.slots || e->slot_used[r->slot])
+        return td_fail(err, TD_INVALID, "run %u: slot: expected an unused one below %u, found %u",
+                       i, e->o.slots, r->slot);
+    e->slot_used[r->slot] = 1;
+    if (r->n == 0 || r->n > e->o.max_context || r->pos > e->o.max_context - r->n)
+        return td_fail(err, TD_INVALID, "run %u: positions: expected 1 or more inside a context "
+                       "of %u, found %u from %u", i, e->o.max_context, r->n, r->pos);
+    uint32_t pages = (r->pos + r->n + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+    for (uint32_t p = 0; p < pages; p++)
+        if (r->pages[p] >= e->o.pages)
+            return td_fail(err, TD_INVALID, "run %u: page %u: expected an id below %u, found %u", i,
+                           p, e->o.pages, r->pages[p]);
+    for (uint32_t t = 0; t < r->n; t++)
+        if (r->ids[t] < 0 || (uint32_t)r->ids[t] >= e->model->config.vocab)
+            return td_fail(err, TD_INVALID, "run %u: token at position %u: expected an id below "
+                           "%u, found %d", i, r->pos + t, e->model->config.vocab, r->ids[t]);
+    return TD_OK;
+}
+
+static td_status check_step(struct td_engine *e, const struct td_run *runs, uint32_t n_runs,
+                            const struct td_capture *capture, struct td_error *err) {
+    if (n_runs == 0 || n_runs > e->o.max_runs)
+        return td_fail(err, TD_INVALID, "step: expected 1 to %u runs, found %u", e->o.max_runs,
+                       n_runs);
+    memset(e->slot_used, 0, e->o.slots);
+    uint64_t total = 0;
+    uint32_t wanted = 0;
+    for (uint32_t i = 0; i < n_runs; i++) {
+        TD_TRY(check_run(e, &runs[i], i, err));
+        total += runs[i].n;
+        wanted += runs[i].want_logits;
+    }
+    if (total > e->o.max_tokens)
+        return td_fail(err, TD_INVALID, "step: expected at most %u tokens, found %llu",
+                       e->o.max_tokens, (unsigned long long)total);
+    if (capture && (capture->runs < wanted || capture->topk != e->o.index_topk ||
+                    capture->csa_layers != e->layout.csa_layers))
+        return td_fail(err, TD_INVALID, "capture: expected room for %u runs, %u layers and top-k "
+                       "%u, found %u, %u and %u", wanted, e->layout.csa_layers, e->o.index_topk,
+                       capture->runs, capture->csa_layers, capture->topk);
+    return TD_OK;
+}
+
+/* The runs as rows, ids side by side. */
+static void fill_batch(struct td_engine *e, const struct td_run *runs, uint32_t n_runs) {
+    struct td_forward *f = &e->f;
+    uint32_t n = 0;
+    f->wanted = 0;
+    for (uint32_t i = 0; i < n_runs; i++) {
+        const struct td_run *r = &runs[i];
+        e->runs[i] = (struct td_op_run){.first = n, .n = r->n, .pos = r->pos, .pages = r->pages,
+                                        .slot = td_engine_slot(e, r->slot)};
+        for (uint32_t t = 0; t < r->n; t++, n++) {
+            e->rows[n] = (struct td_op_row){i, r->pos + t};
+            e->ids[n] = r->ids[t];
+        }
+        if (r->want_logits) e->want[f->wanted++] = n - 1;
+    }
+    f->batch = (struct td_op_batch){.kv = &e->layout, .pool = e->pool, .row = e->rows,
+                                    .run = e->runs, .n = n, .runs = n_runs};
+    f->ids = e->ids;
+    f->want = e->want;
+}
+
+td_status td_engine_step(struct td_engine *e, const struct td_run *runs, uint32_t n_runs,
+                         const float **ret_logits, struct td_capture *capture,
+                         struct td_error *err) {
+    TD_TRY(check_step(e, runs, n_runs, capture, err));
+    fill_batch(e, runs, n_runs);
+    e->f.capture = capture ? capture->entries : NULL;
+    td_forward_step(&e->f);
+    if (ret_logits) *ret_logits = e->f.s.logits;
+    return TD_OK;
+}
+
+/* ---- one layer ---- */
+
+static void tap_part(struct td_engine *e, const struct td_layer_tap *tap, uint32_t pos,
+                     uint32_t n) {
+    const struct td_forward_buffers *s = &e->f.s;
+    size_t hidden = e->model->config.hidden, streams = TD_HC_STREAMS * hidden;
+    struct td_run run = {.slot = 0, .pos = pos, .n = n, .ids = tap->ids + pos,
+                         .pages = e->tap_pages};
+    fill_batch(e, &run, 1);
+    e->f.capture = NULL;
+    memcpy(s->x, tap->x_in + pos * streams, n * streams * sizeof *s->x);
+    td_forward_angles(&e->f);
+    td_forward_layer(&e->f, tap->layer);
+    if (tap->attn_out)
+        memcpy(tap->attn_out + pos * hidden, s->attn_out, n * hidden * sizeof *s->attn_out);
+    if (tap->ffn_out)
+        memcpy(tap->ffn_out + pos * hidden, s->ffn_out, n * hidden * sizeof *s->ffn_out);
+    if (tap->x_out) memcpy(tap->x_out + pos * streams, s->x, n * streams * sizeof *s->x);
+    if (tap->selected && e->packed->layer[tap->layer].kind == TD_LAYER_CSA)
+        memcpy(tap->selected + (size_t)pos * e->o.index_topk, s->selected,
+               (size_t)n * e->o.index_topk * sizeof *s->selected);
+}
+
+td_status td_engine_layer(struct td_engine *e, const struct td_layer_tap *tap,
+                          struct td_error *err) {
+    if (tap->layer >= e->model->config.layers)
+        return td_fail(err, TD_INVALID, "layer: expected one below %u, found %u",
+                       e->model->config.layers, tap->layer);
+    struct td_run whole = {.n = tap->n, .ids = tap->ids, .pages = e->tap_pages};
+    memset(e->slot_used, 0, e->o.slots);
+    TD_TRY(check_run(e, &whole, 0, err));
+    for (uint32_t pos = 0; pos < tap->n; pos += e->o.max_tokens)
+        tap_part(e, tap, pos, tap->n - pos < e->o.max_tokens ? tap->n - pos : e->o.max_tokens);
+    return TD_OK;
+}

@@ -1,0 +1,279 @@
+/* The forward pass of DeepSeek-V4, in the order of the model: one page, below; helpers above it
+ * fill an argument struct and call an op. Nothing here knows where the ops run. */
+#include "kernels/forward.h"
+
+#include <math.h>
+#include <string.h>
+
+#define OP(f, op, ...) (f)->ops->op(&(f)->device, &(const struct td_##op##_args){__VA_ARGS__})
+
+static const struct td_model_config *config(const struct td_forward *f) {
+    return &f->model->model->config;
+}
+
+static void norm(const struct td_forward *f, float *x, const float *w, uint32_t rows,
+                 uint32_t dim) {
+    OP(f, rms_norm, .x = x, .x_stride = dim, .y = x, .y_stride = dim, .w = w, .n = rows,
+       .dim = dim, .eps = config(f)->rms_eps);
+}
+
+static struct td_linear_part part(const struct td_matrix *w, float *y) {
+    return (struct td_linear_part){w, y, w->rows};
+}
+
+static void linear(const struct td_forward *f, const float *x, const struct td_matrix *w,
+                   float *y) {
+    OP(f, linear, .x = x, .x_stride = w->cols, .n = f->batch.n, .parts = 1, .part = {part(w, y)});
+}
+
+static void rope(const struct td_forward *f, const struct td_packed_layer *l, float *x,
+                 uint32_t heads, uint32_t dim, bool inverse) {
+    OP(f, rope, .x = x, .cs = f->s.cs[l->kind != TD_LAYER_SWA], .n = f->batch.n, .heads = heads,
+       .dim = dim, .inverse = inverse);
+}
+
+/* x -> y, and what hc_post needs; then h = norm(y). */
+static void hc_pre(const struct td_forward *f, const struct td_hc *hc, const float *norm_weight) {
+    const struct td_model_config *c = config(f);
+    linear(f, f->s.x, &hc->fn, f->s.mix);
+    OP(f, hc_pre, .x = f->s.x, .m = f->s.mix, .base = hc->base, .scale = hc->scale, .y = f->s.y,
+       .post = f->s.post, .comb = f->s.comb, .n = f->batch.n, .hidden = c->hidden,
+       .iters = c->sinkhorn_iters, .eps = c->rms_eps, .hc_eps = c->hc_eps);
+    OP(f, rms_norm, .x = f->s.y, .x_stride = c->hidden, .y = f->s.h, .y_stride = c->hidden,
+       .w = norm_weight, .n = f->batch.n, .dim = c->hidden, .eps = c->rms_eps);
+}
+
+static void hc_post(const struct td_forward *f, const float *o) {
+    OP(f, hc_post, .x = f->s.x, .o = o, .post = f->s.post, .comb = f->s.comb, .n = f->batch.n,
+       .hidden = config(f)->hidden);
+}
+
+/* Everything that reads h in one call: q low rank, kv, both compressors, index head weights. */
+static void project(const struct td_forward *f, const struct td_packed_layer *l) {
+    const struct td_forward_buffers *s = &f->s;
+    struct td_linear_args a = {.x = s->h, .x_stride = config(f)->hidden, .n = f->batch.n};
+    a.part[a.parts++] = part(&l->wq_a, s->qr);
+    a.part[a.parts++] = part(&l->wkv, s->kv);
+    if (l->kind != TD_LAYER_SWA) {
+        a.part[a.parts++] = part(&l->comp.wkv, s->u);
+        a.part[a.parts++] = part(&l->comp.wgate, s->g);
+    }
+    if (l->kind == TD_LAYER_CSA) {
+        a.part[a.parts++] = part(&l->index_comp.wkv, s->iu);
+        a.part[a.parts++] = part(&l->index_comp.wgate, s->ig);
+        a.part[a.parts++] = part(&l->index_weights, s->iw);
+    }
+    f->ops->linear(&f->device, &a);
+}
+
+/* The second stage of the queries, from the normalised low rank. */
+static void project_queries(const struct td_forward *f, const struct td_packed_layer *l) {
+    struct td_linear_args a = {.x = f->s.qr, .x_stride = config(f)->q_lora_rank, .n = f->batch.n};
+    a.part[a.parts++] = part(&l->wq_b, f->s.q);
+    if (l->kind == TD_LAYER_CSA) a.part[a.parts++] = part(&l->index_wq_b, f->s.iq);
+    f->ops->linear(&f->device, &a);
+}
+
+static void compress(const struct td_forward *f, uint32_t layer, enum td_kv_family family,
+                     const struct td_packed_compressor *w, const float *u, float *g) {
+    OP(f, compress, .batch = &f->batch, .layer = layer, .family = family, .u = u, .g = g,
+       .ape = w->ape, .norm = w->norm, .freq = f->model->freq[1], .eps = config(f)->rms_eps);
+}
+
+static void index_select(const struct td_forward *f, uint32_t layer) {
+    uint32_t heads = config(f)->index_heads;
+    float scale = (float)(1.0 / (sqrt((double)TD_INDEX_DIM) * sqrt((double)heads)));
+    OP(f, index, .batch = &f->batch, .layer = layer, .q = f->s.iq, .wt = f->s.iw,
+       .wt_scale = scale, .heads = heads, .topk = f->topk, .selected = f->s.selected,
+       .workspace = f->s.index);
+}
+
+/* o -> attn_out through the output groups, one partial product per group, summed ascending. */
+static void output(const struct td_forward *f, const struct td_packed_layer *l) {
+    const struct td_model_config *c = config(f);
+    uint32_t n = f->batch.n, z_dim = c->o_groups * c->o_lora_rank;
+    uint32_t group_dim = c->heads / c->o_groups * TD_HEAD_DIM;
+    for (uint32_t g = 0; g < c->o_groups; g++)
+        OP(f, linear, .x = f->s.o + (size_t)g * group_dim, .x_stride = c->heads * TD_HEAD_DIM,
+           .n = n, .parts = 1, .part = {{&l->wo_a[g], f->s.z + g * c->o_lora_rank, z_dim}});
+    for (uint32_t g = 0; g < c->o_groups; g++)
+        OP(f, linear, .x = f->s.z + g * c->o_lora_rank, .x_stride = z_dim, .n = n, .parts = 1,
+           .part = {{&l->wo_b[g], f->s.shard + (size_t)g * n * c->hidden, c->hidden}});
+    OP(f, add_shards, .shard = f->s.shard, .y = f->s.attn_out, .shards = c->o_groups, .n = n,
+       .dim = c->hidden);
+}
+
+static void route(const struct td_forward *f, const struct td_packed_layer *l) {
+    const struct td_model_config *c = config(f);
+    const struct td_forward_buffers *s = &f->s;
+    linear(f, s->h, &l->gate, s->gate);
+    OP(f, route, .logits = s->gate, .bias = l->gate_bias, .tid2eid = l->tid2eid, .ids = f->ids,
+       .n = f->batch.n, .experts = c->experts, .k = c->experts_per_token,
+       .scale = c->routed_scale, .expert = s->expert, .weight = s->weight);
+    OP(f, group, .expert = s->expert, .weight = s->weight, .n = f->batch.n,
+       .k = c->experts_per_token, .experts = c->experts, .offset = s->offset, .token = s->token,
+       .row_weight = s->row_weight, .place = s->place);
+}
+
+static void routed_experts(const struct td_forward *f, const struct td_packed_layer *l) {
+    const struct td_model_config *c = config(f);
+    const struct td_forward_buffers *s = &f->s;
+    OP(f, expert_linear, .x = s->h, .x_stride = c->hidden, .x_row = s->token, .offset = s->offset,
+       .experts = c->experts, .parts = 2, .w = {l->w1, l->w3}, .y = {s->a, s->b});
+    OP(f, swiglu, .a = s->a, .b = s->b, .weight = s->row_weight, .t = s->a,
+       .n = f->batch.n * c->experts_per_token, .inner = c->expert_inner,
+       .limit = c->swiglu_limit);
+    OP(f, expert_linear, .x = s->a, .x_stride = c->expert_inner, .offset = s->offset,
+       .experts = c->experts, .parts = 1, .w = {l->w2}, .y = {s->expert_out});
+}
+
+static void shared_expert(const struct td_forward *f, const struct td_packed_layer *l) {
+    const struct td_forward_buffers *s = &f->s;
+    OP(f, linear, .x = s->h, .x_stride = config(f)->hidden, .n = f->batch.n, .parts = 2,
+       .part = {part(&l->shared.w1, s->a), part(&l->shared.w3, s->b)});
+    OP(f, swiglu, .a = s->a, .b = s->b, .t = s->a, .n = f->batch.n, .inner = l->shared.w1.rows,
+       .limit = config(f)->swiglu_limit);
+    linear(f, s->a, &l->shared.w2, s->shared_out);
+}
+
+static void combine(const struct td_forward *f) {
+    const struct td_model_config *c = config(f);
+    OP(f, combine, .rows = f->s.expert_out, .expert = f->s.expert, .place = f->s.place,
+       .shared = f->s.shared_out, .y = f->s.ffn_out, .n = f->batch.n, .k = c->experts_per_token,
+       .hidden = c->hidden, .experts = c->experts, .shards = c->o_groups);
+}
+
+/* What the indexer chose for the wanted rows, before the next layer overwrites it. */
+static void capture(const struct td_forward *f, uint32_t layer) {
+    const struct td_kv_layout *kv = f->batch.kv;
+    for (uint32_t i = 0; i < f->wanted; i++)
+        memcpy(f->capture + ((size_t)i * kv->csa_layers + kv->csa_index[layer]) * f->topk,
+               f->s.selected + (size_t)f->want[i] * f->topk, f->topk * sizeof *f->capture);
+}
+
+static void logits(const struct td_forward *f) {
+    const struct td_model_config *c = config(f);
+    const struct td_forward_buffers *s = &f->s;
+    const struct td_hc *hc = &f->model->hc_head;
+    uint32_t n = f->wanted, streams = TD_HC_STREAMS * c->hidden;
+    OP(f, gather, .x = s->x, .index = f->want, .y = s->top_x, .n = n, .dim = streams);
+    OP(f, linear, .x = s->top_x, .x_stride = streams, .n = n, .parts = 1,
+       .part = {part(&hc->fn, s->top_mix)});
+    OP(f, hc_head, .x = s->top_x, .m = s->top_mix, .base = hc->base, .scale = hc->scale,
+       .y = s->top_h, .n = n, .hidden = c->hidden, .eps = c->rms_eps, .hc_eps = c->hc_eps);
+    norm(f, s->top_h, f->model->norm, n, c->hidden);
+    OP(f, linear, .x = s->top_h, .x_stride = c->hidden, .n = n, .parts = 1,
+       .part = {part(&f->model->head, s->logits)});
+}
+
+void td_forward_angles(struct td_forward *f) {
+    for (uint32_t i = 0; i < 2; i++)
+        OP(f, rope_angles, .row = f->batch.row, .freq = f->model->freq[i], .cs = f->s.cs[i],
+           .n = f->batch.n);
+}
+
+static void attention(const struct td_forward *f, uint32_t i, const struct td_packed_layer *l) {
+    const struct td_model_config *c = config(f);
+    const struct td_forward_buffers *s = &f->s;
+    uint32_t n = f->batch.n;
+
+    project(f, l);                                       /* h -> qr, kv, u, g, ...           */
+    norm(f, s->qr, l->q_norm, n, c->q_lora_rank);
+    norm(f, s->kv, l->kv_norm, n, TD_HEAD_DIM);
+    project_queries(f, l);                               /* qr -> q, iq                      */
+    norm(f, s->q, NULL, n * c->heads, TD_HEAD_DIM);
+    rope(f, l, s->q, c->heads, TD_HEAD_DIM, false);
+    rope(f, l, s->kv, 1, TD_HEAD_DIM, false);
+    OP(f, row_store, .kv = s->kv, .rows = s->rows, .layout = f->batch.kv, .n = n);
+
+    if (l->kind == TD_LAYER_HCA)                         /* entries closed here are seen here */
+        compress(f, i, TD_KV_HCA, &l->comp, s->u, s->g);
+    if (l->kind == TD_LAYER_CSA) {
+        compress(f, i, TD_KV_CSA, &l->comp, s->u, s->g);
+        compress(f, i, TD_KV_INDEX, &l->index_comp, s->iu, s->ig);
+        rope(f, l, s->iq, c->index_heads, TD_INDEX_DIM, false);
+        index_select(f, i);                              /* iq, iw, keys -> selected         */
+    }
+    OP(f, attend, .batch = &f->batch, .layer = i, .heads = c->heads, .q = s->q, .rows = s->rows,
+       .sink = l->sink, .selected = l->kind == TD_LAYER_CSA ? s->selected : NULL,
+       .topk = f->topk, .o = s->o);
+    OP(f, ring_write, .batch = &f->batch, .layer = i, .rows = s->rows);
+    rope(f, l, s->o, c->heads, TD_HEAD_DIM, true);
+    output(f, l);                                        /* o -> attn_out                    */
+}
+
+static void feed_forward(const struct td_forward *f, const struct td_packed_layer *l) {
+    route(f, l);                                         /* h -> experts, weights, groups    */
+    routed_experts(f, l);                                /* h -> expert_out                  */
+    shared_expert(f, l);                                 /* h -> shared_out                  */
+    combine(f);                                          /* -> ffn_out                       */
+}
+
+void td_forward_layer(struct td_forward *f, uint32_t i) {
+    const struct td_packed_layer *l = &f->model->layer[i];
+    hc_pre(f, &l->hc_attn, l->attn_norm);                /* x -> h                           */
+    attention(f, i, l);                                  /* h -> attn_out; KV written        */
+    hc_post(f, f->s.attn_out);                           /* into x                           */
+    hc_pre(f, &l->hc_ffn, l->ffn_norm);
+    feed_forward(f, l);                                  /* h -> ffn_out                     */
+    hc_post(f, f->s.ffn_out);
+    if (f->capture && l->kind == TD_LAYER_CSA) capture(f, i);
+}
+
+void td_forward_step(struct td_forward *f) {
+    OP(f, embed, .w = &f->model->model->embed, .ids = f->ids, .x = f->s.x, .n = f->batch.n);
+    td_forward_angles(f);
+    for (uint32_t i = 0; i < config(f)->layers; i++)
+        td_forward_layer(f, i);
+    if (f->wanted) logits(f);
+}
+
+void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
+                     uint32_t max_wanted, uint32_t row_bytes) {
+    const struct td_model_config *c = config(f);
+    struct td_forward_buffers *s = &f->s;
+    size_t n = max_rows, k = c->experts_per_token, top = max_wanted;
+    size_t shared_inner = f->model->layer[0].shared.w1.rows, inner = k * c->expert_inner;
+    inner = shared_inner > inner ? shared_inner : inner;
+#define FLOATS(count) td_bump_take(b, (size_t)(count) * 4)
+    s->x = FLOATS(n * TD_HC_STREAMS * c->hidden);
+    s->mix = FLOATS(n * 24);
+    s->post = FLOATS(n * 4);
+    s->comb = FLOATS(n * 16);
+    s->y = FLOATS(n * c->hidden);
+    s->h = FLOATS(n * c->hidden);
+    s->cs[0] = FLOATS(n * TD_ROPE_DIM);
+    s->cs[1] = FLOATS(n * TD_ROPE_DIM);
+    s->qr = FLOATS(n * c->q_lora_rank);
+    s->q = FLOATS(n * c->heads * TD_HEAD_DIM);
+    s->o = FLOATS(n * c->heads * TD_HEAD_DIM);
+    s->kv = FLOATS(n * TD_HEAD_DIM);
+    s->rows = td_bump_take(b, n * row_bytes);
+    s->u = FLOATS(n * TD_KV_CSA_STATE_DIM);
+    s->g = FLOATS(n * TD_KV_CSA_STATE_DIM);
+    s->iu = FLOATS(n * TD_KV_INDEX_STATE_DIM);
+    s->ig = FLOATS(n * TD_KV_INDEX_STATE_DIM);
+    s->iq = FLOATS(n * c->index_heads * TD_INDEX_DIM);
+    s->iw = FLOATS(n * c->index_heads);
+    s->selected = FLOATS(n * f->topk);
+    s->z = FLOATS(n * c->o_groups * c->o_lora_rank);
+    s->shard = FLOATS(n * c->o_groups * c->hidden);
+    s->attn_out = FLOATS(n * c->hidden);
+    s->gate = FLOATS(n * c->experts);
+    s->expert = FLOATS(n * k);
+    s->weight = FLOATS(n * k);
+    s->offset = FLOATS(c->experts + 1);
+    s->token = FLOATS(n * k);
+    s->row_weight = FLOATS(n * k);
+    s->place = FLOATS(n * k);
+    s->a = FLOATS(n * inner);
+    s->b = FLOATS(n * inner);
+    s->expert_out = FLOATS(n * k * c->hidden);
+    s->shared_out = FLOATS(n * c->hidden);
+    s->ffn_out = FLOATS(n * c->hidden);
+    s->top_x = FLOATS(top * TD_HC_STREAMS * c->hidden);
+    s->top_mix = FLOATS(top * TD_HC_STREAMS);
+    s->top_h = FLOATS(top * c->hidden);
+    s->logits = FLOATS(top * c->vocab);
+#undef FLOATS
+}

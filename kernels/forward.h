@@ -1,0 +1,72 @@
+/* The forward pass over one step's rows: fixed memory, the op table, the order of the model. */
+#ifndef TD_KERNELS_FORWARD_H
+#define TD_KERNELS_FORWARD_H
+
+#include "kernels/bump.h"
+#include "kernels/ops.h"
+#include "kernels/packed.h"
+
+/* Intermediates of a step, fp32 unless said; n = rows of the step. */
+struct td_forward_buffers {
+    float *x;          /* [n, 4, hidden] residual streams */
+    float *mix;        /* [n, 24] hyper-connection products */
+    float *post;       /* [n, 4] */
+    float *comb;       /* [n, 4, 4] */
+    float *y, *h;      /* [n, hidden] mixed down; normalised */
+    float *cs[2];      /* [n, 32, 2] angles of SWA and of compressing layers */
+    float *qr;         /* [n, q_lora] */
+    float *q, *o;      /* [n, heads, 512] */
+    float *kv;         /* [n, 512] */
+    void *rows;        /* [n] window rows as stored */
+    float *u, *g;      /* [n, 1024] main compressor */
+    float *iu, *ig;    /* [n, 256] index compressor */
+    float *iq;         /* [n, index_heads, 128] */
+    float *iw;         /* [n, index_heads] */
+    int32_t *selected; /* [n, topk] */
+    void *index;       /* the indexer's workspace */
+    float *z;          /* [n, o_groups * o_lora] */
+    float *shard;      /* [o_groups, n, hidden] */
+    float *attn_out;   /* [n, hidden] */
+    float *gate;       /* [n, experts] */
+    uint32_t *expert;  /* [n, k] */
+    float *weight;     /* [n, k] */
+    uint32_t *offset;  /* [experts + 1] */
+    uint32_t *token;   /* [n * k] */
+    float *row_weight; /* [n * k] */
+    uint32_t *place;   /* [n, k] */
+    float *a, *b;      /* [n * k, inner] or [n, shared inner] */
+    float *expert_out; /* [n * k, hidden] */
+    float *shared_out; /* [n, hidden] */
+    float *ffn_out;    /* [n, hidden] */
+    float *top_x;      /* [wanted, 4, hidden] */
+    float *top_mix;    /* [wanted, 4] */
+    float *top_h;      /* [wanted, hidden] */
+    float *logits;     /* [wanted, vocab] */
+};
+
+struct td_forward {
+    const struct td_ops *ops;
+    struct td_device device;
+    const struct td_packed_model *model;
+    uint32_t topk;
+    struct td_forward_buffers s;
+    /* The step, set before each pass. */
+    struct td_op_batch batch;
+    const int32_t *ids;    /* [n] */
+    const uint32_t *want;  /* [wanted] rows whose logits are wanted */
+    uint32_t wanted;
+    int32_t *capture;      /* [wanted, csa_layers, topk] or NULL */
+};
+
+/* Counts (base NULL) or hands out the buffers for up to max_rows rows and max_wanted logit rows. */
+void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
+                     uint32_t max_wanted, uint32_t row_bytes);
+
+/* The whole pass: ids to logits of the wanted rows. */
+void td_forward_step(struct td_forward *f);
+
+/* The steps of the above, for checks layer by layer. */
+void td_forward_angles(struct td_forward *f);
+void td_forward_layer(struct td_forward *f, uint32_t layer);
+
+#endif

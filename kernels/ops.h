@@ -1,0 +1,334 @@
+/* The op table: every computation of the forward pass, and its contract.
+ *
+ * One struct of function pointers per device. The definitions are kernels/ref: a variant must
+ * give the same bits for the same arguments on the CPU, and stay inside the op's tolerance on a
+ * device with its own rounding. Sections (s.) refer to the model's forward-pass description.
+ *
+ * Common to all ops: shapes are outermost first; arrays are fp32 and dense unless a stride is
+ * given (strides count floats); outputs do not alias inputs unless said; pointers are 4-aligned
+ * at least. `n` is the number of token rows of the step, all sequences together, and a row's
+ * result never depends on n, on the other rows, or on the number of threads.
+ *
+ * One order of summation, the same for one row and for many:
+ *   block sum   a sum over k (inputs, head dims, members of an attention set) is cut into blocks
+ *               of TD_BLOCK; inside a block one fmaf chain from 0 in ascending k; the block sums
+ *               are added in ascending order (the first one starts the total).
+ *   lane sum    sums inside a norm: 16 fmaf chains (element i in chain i mod 16), then chains
+ *               i and i+8, i and i+4, i and i+2, i and i+1 are added, in this order. */
+#ifndef TD_KERNELS_OPS_H
+#define TD_KERNELS_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/kv/layout.h"
+#include "kernels/model/config.h"
+#include "kernels/model/weight.h"
+#include "kernels/threads.h"
+
+enum {
+    TD_BLOCK = 128,       /* of the block sum; also the FP8 linears' scale block */
+    TD_PANEL = 16,        /* outputs side by side in a packed matrix */
+    TD_LINEAR_PARTS = 8,  /* products that share one input */
+    TD_INDEX_ROWS = 16,   /* queries scored together */
+    TD_INDEX_TILE = 1024, /* keys scored before the running top-k is updated */
+    TD_MAX_HEADS = 256,   /* query or index heads */
+};
+
+struct td_device {
+    struct td_threads *threads;
+    uint8_t *scratch; /* [threads][scratch_stride], 64-aligned; td_op_scratch bytes */
+    size_t scratch_stride;
+};
+
+/* A weight in the layout of the CPU kernels: fp32 values in panels of 16 outputs, input-major:
+ * panels[o / 16][i][o % 16]; outputs beyond `rows` are zero. 64-aligned. */
+struct td_matrix {
+    uint32_t rows, cols; /* [out, in] */
+    const float *panels;
+};
+
+/* The sequences of a step. Row i of the step is position row[i].pos of run[row[i].run]; rows of a
+ * run are consecutive and ascending. */
+struct td_op_row {
+    uint32_t run, pos;
+};
+struct td_op_run {
+    uint32_t first, n, pos; /* rows first..first+n-1 are positions pos..pos+n-1 */
+    const uint32_t *pages;  /* by absolute index */
+    void *slot;
+};
+struct td_op_batch {
+    const struct td_kv_layout *kv;
+    void *pool;
+    const struct td_op_row *row; /* [n] */
+    const struct td_op_run *run; /* [runs] */
+    uint32_t n, runs;
+};
+
+/* x[i][s] = w[ids[i]] for the four streams s (s.4). */
+struct td_embed_args {
+    const struct td_weight *w; /* [vocab, hidden] */
+    const int32_t *ids;        /* [n], inside the vocabulary */
+    float *x;                  /* [n, 4, hidden] */
+    uint32_t n;
+};
+
+/* y[i][o] = block sum over k of x[i][k] * w[o][k]. Several products of one input in one call. */
+struct td_linear_part {
+    const struct td_matrix *w;
+    float *y; /* [n, y_stride >= w->rows]; only the first w->rows of a row are written */
+    size_t y_stride;
+};
+struct td_linear_args {
+    const float *x; /* [n, x_stride >= cols] */
+    size_t x_stride;
+    uint32_t n, parts;
+    struct td_linear_part part[TD_LINEAR_PARTS]; /* equal cols */
+};
+
+/* The same product for rows grouped by expert: row r of expert e, offset[e] <= r < offset[e+1],
+ * takes input row x_row[r] (NULL: r) and matrix w[part][e]. */
+struct td_expert_linear_args {
+    const float *x;
+    size_t x_stride;
+    const uint32_t *x_row;  /* [offset[experts]] or NULL */
+    const uint32_t *offset; /* [experts + 1] */
+    uint32_t experts, parts;
+    const struct td_matrix *w[2]; /* [parts][experts], equal shapes */
+    float *y[2];                  /* [parts][rows, w->rows] dense */
+};
+
+/* y = (x * r) * w with r = 1 / sqrt(lane sum of x^2 / dim + eps); w NULL: no weight (s.2). y may
+ * be x. dim is a multiple of 16. */
+struct td_rms_norm_args {
+    const float *x;
+    size_t x_stride;
+    float *y;
+    size_t y_stride;
+    const float *w; /* [dim] or NULL */
+    uint32_t n, dim;
+    float eps;
+};
+
+/* Parameters of one hyper-connection (s.5). */
+struct td_hc {
+    struct td_matrix fn;   /* [24 or 4, 4 * hidden] */
+    const float *base;     /* [24 or 4] */
+    const float *scale;    /* [3 or 1] */
+};
+/* pre, post and comb from the 24 raw products m (before r; r is the lane-sum norm factor over all
+ * 4 * hidden values), Sinkhorn included; y = sum over streams i ascending of pre[i] * x[i], an
+ * fmaf chain from 0. hidden is a multiple of 16. */
+struct td_hc_pre_args {
+    const float *x; /* [n, 4, hidden] */
+    const float *m; /* [n, 24] */
+    const float *base, *scale;
+    float *y;    /* [n, hidden] */
+    float *post; /* [n, 4] */
+    float *comb; /* [n, 4 source, 4 destination] */
+    uint32_t n, hidden, iters;
+    float eps, hc_eps;
+};
+/* x[k] = post[k] * o + sum over source streams j ascending of comb[j][k] * x[j], fmaf; in place. */
+struct td_hc_post_args {
+    float *x;       /* [n, 4, hidden] */
+    const float *o; /* [n, hidden] */
+    const float *post, *comb;
+    uint32_t n, hidden;
+};
+/* y = sum over streams of (sigmoid(m[i] * r * scale + base[i]) + hc_eps) * x[i]. */
+struct td_hc_head_args {
+    const float *x; /* [n, 4, hidden] */
+    const float *m; /* [n, 4] */
+    const float *base, *scale;
+    float *y; /* [n, hidden] */
+    uint32_t n, hidden;
+    float eps, hc_eps;
+};
+
+/* cs[i][j] = cos, sin of the fp32 product pos * freq[j] (s.3). */
+struct td_rope_angles_args {
+    const struct td_op_row *row; /* [n] */
+    const float *freq;           /* [32] */
+    float *cs;                   /* [n, 32, 2] */
+    uint32_t n;
+};
+/* Rotates the last 64 values of each head by the row's angles, in place; `inverse` conjugates. */
+struct td_rope_args {
+    float *x;        /* [n, heads, dim] */
+    const float *cs; /* [n, 32, 2] */
+    uint32_t n, heads, dim;
+    bool inverse;
+};
+
+/* Window rows in their stored form, and back into the rings.
+ * row_store: rows[i] = kv[i] rounded to kv->row_dtype. Attention reads a step's own rows from
+ * there; the rings still hold what earlier steps wrote.
+ * ring_write: the last 128 rows of every run go to their ring places. After attention. */
+struct td_row_store_args {
+    const float *kv; /* [n, 512] */
+    void *rows;      /* [n] rows of kv->row_bytes */
+    const struct td_kv_layout *layout;
+    uint32_t n;
+};
+struct td_ring_write_args {
+    const struct td_op_batch *batch;
+    uint32_t layer;
+    const void *rows;
+};
+
+/* Compressor (s.7), one call per family: adds ape to g in place; every window a row of the step
+ * completes becomes an entry: pooled, normalised, rotated at the window's first position, rounded
+ * and stored in its page in one go; then the open state goes to the slot's ring.
+ * Pool per channel: m = max g; e = exp(g - m); v = (fmaf chain of e * u) / (sum of e), tokens
+ * ascending. d = 512, or 128 for TD_KV_INDEX; coff = 2 when the ratio is 4, else 1.
+ * FP8 keys: scale = max|v| / 448, or 1 when all are zero; byte = e4m3_rne(v / scale). */
+struct td_compress_args {
+    const struct td_op_batch *batch;
+    uint32_t layer;
+    enum td_kv_family family; /* TD_KV_CSA, TD_KV_INDEX, TD_KV_HCA: where entries go */
+    const float *u;           /* [n, coff * d] */
+    float *g;                 /* [n, coff * d] */
+    const float *ape;         /* [ratio, coff * d] */
+    const float *norm;        /* [d] */
+    const float *freq;        /* [32] */
+    float eps;
+};
+
+/* Lightning indexer (s.8.1): selected[i] = the min(topk, visible) keys with the greatest
+ * score = fmaf chain over heads ascending of (wt[h] * wt_scale) * max(dot, 0), dot = block sum;
+ * equal scores: the lower entry; ascending, then -1. Entry w is visible to position p when
+ * w < (p + 1) / 4. Keys are read as stored. Scores exist for one tile of keys at a time; the
+ * workspace has td_index_workspace bytes whatever the context length, 64-aligned. */
+struct td_index_args {
+    const struct td_op_batch *batch;
+    uint32_t layer;
+    const float *q;  /* [n, heads, 128] */
+    const float *wt; /* [n, heads] */
+    float wt_scale;
+    uint32_t heads, topk;
+    int32_t *selected; /* [n, topk] */
+    void *workspace;
+};
+size_t td_index_workspace(uint32_t heads, uint32_t topk);
+
+/* Sparse core (s.8.3). The set of a row: window positions max(0, p - 127)..p ascending, then
+ * entries ascending: `selected` in a CSA layer, all visible ones (w < (p + 1) / 128) in an HCA
+ * layer, none in an SWA layer. s = dot (block sum over 512) * 512^-0.5; max over s and sink;
+ * e = exp(s - max); den = sum of e in set order, then + exp(sink - max);
+ * o = (block sum over the set of e * row) / den. */
+struct td_attend_args {
+    const struct td_op_batch *batch;
+    uint32_t layer, heads;
+    const float *q;          /* [n, heads, 512] */
+    const void *rows;        /* [n] this step's window rows as stored */
+    const float *sink;       /* [heads] */
+    const int32_t *selected; /* [n, topk] in CSA layers, else NULL */
+    uint32_t topk;
+    float *o; /* [n, heads, 512] */
+};
+/* Bytes of a thread's scratch: enough for every op, with attention sets of up to
+ * 128 + max_entries members. A multiple of 64. */
+size_t td_op_scratch(uint32_t heads, uint32_t index_heads, uint32_t max_entries);
+
+/* y = shard[0] + shard[1] + ..., ascending. One shard per output group (s.8.4): the fixed logical
+ * shards that a tensor-parallel reduction gathers. */
+struct td_add_shards_args {
+    const float *shard; /* [shards, n, dim] */
+    float *y;           /* [n, dim] */
+    uint32_t shards, n, dim;
+};
+
+/* Router (s.9.1). score = sqrt(softplus(logit)); the k greatest of score + bias (equal: the lower
+ * expert), or tid2eid[id]; listed by ascending expert. weight = score / (sum of chosen scores,
+ * ascending expert) * scale. */
+struct td_route_args {
+    const float *logits; /* [n, experts] */
+    const float *bias;   /* [experts]; NULL in hash layers */
+    const int64_t *tid2eid; /* [vocab, k]; hash layers only */
+    const int32_t *ids;  /* [n] */
+    uint32_t n, experts, k;
+    float scale;
+    uint32_t *expert; /* [n, k] */
+    float *weight;    /* [n, k] */
+};
+/* Rows grouped by expert, inside an expert by ascending token. place[i][j] = grouped row of the
+ * j-th choice of token i. */
+struct td_group_args {
+    const uint32_t *expert; /* [n, k] */
+    const float *weight;    /* [n, k] */
+    uint32_t n, k, experts;
+    uint32_t *offset;   /* [experts + 1] */
+    uint32_t *token;    /* [n * k] */
+    float *row_weight;  /* [n * k] */
+    uint32_t *place;    /* [n, k] */
+};
+/* t = silu(min(a, limit)) * clamp(b, -limit, limit) * weight (s.9.2); weight NULL: not applied.
+ * t may be a. */
+struct td_swiglu_args {
+    const float *a, *b;  /* [n, inner] */
+    const float *weight; /* [n] or NULL */
+    float *t;            /* [n, inner] */
+    uint32_t n, inner;
+    float limit;
+};
+/* y[i] = (sum over shards ascending of (sum over the token's experts of that shard, ascending,
+ * from 0)) + shared[i]. Expert e belongs to shard e * shards / experts, so that splitting whole
+ * experts over ranks changes no bit. */
+struct td_combine_args {
+    const float *rows;      /* [n * k, hidden] grouped expert outputs */
+    const uint32_t *expert; /* [n, k] ascending */
+    const uint32_t *place;  /* [n, k] */
+    const float *shared;    /* [n, hidden] */
+    float *y;               /* [n, hidden] */
+    uint32_t n, k, hidden, experts, shards;
+};
+
+/* y[i] = x[index[i]]. */
+struct td_gather_args {
+    const float *x; /* [.., dim] */
+    const uint32_t *index; /* [n] */
+    float *y;              /* [n, dim] */
+    uint32_t n, dim;
+};
+
+#define TD_OPS_MAP(X)                                                                              \
+    X(embed)                                                                                       \
+    X(linear)                                                                                      \
+    X(expert_linear)                                                                               \
+    X(rms_norm)                                                                                    \
+    X(hc_pre)                                                                                      \
+    X(hc_post)                                                                                     \
+    X(hc_head)                                                                                     \
+    X(rope_angles)                                                                                 \
+    X(rope)                                                                                        \
+    X(row_store)                                                                                   \
+    X(ring_write)                                                                                  \
+    X(compress)                                                                                    \
+    X(index)                                                                                       \
+    X(attend)                                                                                      \
+    X(add_shards)                                                                                  \
+    X(route)                                                                                       \
+    X(group)                                                                                       \
+    X(swiglu)                                                                                      \
+    X(combine)                                                                                     \
+    X(gather)
+
+struct td_ops {
+    const char *name; /* "base", "x86-64-v3" */
+#define X(op) void (*op)(const struct td_device *d, const struct td_##op##_args *a);
+    TD_OPS_MAP(X)
+#undef X
+};
+
+extern const struct td_ops td_ops_base;
+#ifdef TD_HAVE_V3
+extern const struct td_ops td_ops_v3;
+#endif
+
+/* The best table this processor runs. */
+const struct td_ops *td_ops_select(void);
+
+#endif

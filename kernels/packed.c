@@ -1,0 +1,169 @@
+/* Packs every tensor once, at engine creation; the walk over the model runs twice (see bump.h). */
+#include "kernels/packed.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/bump.h"
+#include "kernels/rope_table.h"
+
+struct packer {
+    struct td_bump bump;
+    float *row; /* the widest row of the model, decoded */
+};
+
+/* Rows row..row+rows-1 and columns col..col+cols-1 of w as panels. */
+static struct td_matrix pack_part(struct packer *p, const struct td_weight *w, uint32_t row,
+                                  uint32_t rows, uint32_t col, uint32_t cols) {
+    uint32_t panels = (rows + TD_PANEL - 1) / TD_PANEL;
+    size_t floats = (size_t)panels * cols * TD_PANEL;
+    float *to = td_bump_take(&p->bump, floats * sizeof *to);
+    if (!to) return (struct td_matrix){rows, cols, NULL};
+    if (rows % TD_PANEL)
+        memset(to + (size_t)(panels - 1) * cols * TD_PANEL, 0, cols * TD_PANEL * sizeof *to);
+    for (uint32_t o = 0; o < rows; o++) {
+        td_weight_row(w, row + o, p->row);
+        float *panel = to + (size_t)(o / TD_PANEL) * cols * TD_PANEL + o % TD_PANEL;
+        for (uint32_t k = 0; k < cols; k++)
+            panel[(size_t)k * TD_PANEL] = p->row[col + k];
+    }
+    return (struct td_matrix){rows, cols, to};
+}
+
+static struct td_matrix pack(struct packer *p, const struct td_weight *w) {
+    if (w->format == TD_W_NONE) return (struct td_matrix){0};
+    return pack_part(p, w, 0, w->rows, 0, w->cols);
+}
+
+/* All rows as plain fp32, row-major. */
+static const float *pack_plain(struct packer *p, const struct td_weight *w) {
+    if (w->format == TD_W_NONE) return NULL;
+    float *to = td_bump_take(&p->bump, (size_t)w->rows * w->cols * sizeof *to);
+    for (uint32_t r = 0; to && r < w->rows; r++)
+        td_weight_row(w, r, to + (size_t)r * w->cols);
+    return to;
+}
+
+static struct td_hc pack_hc(struct packer *p, const struct td_hc_weights *w) {
+    return (struct td_hc){pack(p, &w->fn), pack_plain(p, &w->base), pack_plain(p, &w->scale)};
+}
+
+static struct td_packed_compressor pack_compressor(struct packer *p,
+                                                   const struct td_compressor_weights *w) {
+    return (struct td_packed_compressor){pack(p, &w->wkv), pack(p, &w->wgate),
+                                         pack_plain(p, &w->ape), pack_plain(p, &w->norm)};
+}
+
+/* An array of matrices; entries are stored only in the second pass. */
+static struct td_matrix *take_matrices(struct packer *p, uint32_t n) {
+    return td_bump_take(&p->bump, n * sizeof(struct td_matrix));
+}
+
+static void set_matrix(struct td_matrix *array, uint32_t i, struct td_matrix m) {
+    if (array) array[i] = m;
+}
+
+static void pack_experts(struct packer *p, const struct td_layer_weights *w, uint32_t experts,
+                         struct td_packed_layer *to) {
+    to->w1 = take_matrices(p, experts);
+    to->w3 = take_matrices(p, experts);
+    to->w2 = take_matrices(p, experts);
+    for (uint32_t e = 0; e < experts; e++) {
+        set_matrix(to->w1, e, pack(p, &w->experts[e].w1));
+        set_matrix(to->w3, e, pack(p, &w->experts[e].w3));
+        set_matrix(to->w2, e, pack(p, &w->experts[e].w2));
+    }
+}
+
+static void pack_layer(struct packer *p, const struct td_model_config *c, uint32_t l,
+                       const struct td_layer_weights *w, struct td_packed_layer *to) {
+    to->kind = c->kind[l];
+    to->attn_norm = pack_plain(p, &w->attn_norm);
+    to->ffn_norm = pack_plain(p, &w->ffn_norm);
+    to->hc_attn = pack_hc(p, &w->hc_attn);
+    to->hc_ffn = pack_hc(p, &w->hc_ffn);
+    to->wq_a = pack(p, &w->wq_a);
+    to->q_norm = pack_plain(p, &w->q_norm);
+    to->wq_b = pack(p, &w->wq_b);
+    to->wkv = pack(p, &w->wkv);
+    to->kv_norm = pack_plain(p, &w->kv_norm);
+    to->sink = pack_plain(p, &w->sink);
+    to->wo_a = take_matrices(p, c->o_groups);
+    to->wo_b = take_matrices(p, c->o_groups);
+    for (uint32_t g = 0; g < c->o_groups; g++) {
+        set_matrix(to->wo_a, g,
+                   pack_part(p, &w->wo_a, g * c->o_lora_rank, c->o_lora_rank, 0, w->wo_a.cols));
+        set_matrix(to->wo_b, g,
+                   pack_part(p, &w->wo_b, 0, c->hidden, g * c->o_lora_rank, c->o_lora_rank));
+    }
+    to->comp = pack_compressor(p, &w->comp);
+    to->index_comp = pack_compressor(p, &w->index_comp);
+    to->index_wq_b = pack(p, &w->index_wq_b);
+    to->index_weights = pack(p, &w->index_weights_proj);
+    to->gate = pack(p, &w->gate);
+    to->gate_bias = pack_plain(p, &w->gate_bias);
+    to->tid2eid = w->tid2eid;
+    to->shared =
+        (struct td_packed_ffn){pack(p, &w->shared.w1), pack(p, &w->shared.w3), pack(p, &w->shared.w2)};
+    pack_experts(p, w, c->experts, to);
+}
+
+static void pack_model(struct packer *p, struct td_packed_model *to) {
+    const struct td_model *m = to->model;
+    for (uint32_t l = 0; l < m->config.layers; l++)
+        pack_layer(p, &m->config, l, &m->layer[l], &to->layer[l]);
+    to->hc_head = pack_hc(p, &m->hc_head);
+    to->norm = pack_plain(p, &m->norm);
+    to->head = pack(p, &m->head);
+}
+
+static uint32_t widest_row(const struct td_model_config *c) {
+    uint32_t widest = c->hidden * TD_HC_STREAMS;
+    uint32_t group = c->heads / c->o_groups * TD_HEAD_DIM, wo_b = c->o_groups * c->o_lora_rank;
+    uint32_t inner = c->expert_inner * (c->shared_experts ? c->shared_experts : 1);
+    widest = group > widest ? group : widest;
+    widest = wo_b > widest ? wo_b : widest;
+    widest = inner > widest ? inner : widest;
+    widest = c->q_lora_rank > widest ? c->q_lora_rank : widest;
+    widest = c->experts > widest ? c->experts : widest;
+    return widest > TD_KV_CSA_STATE_DIM ? widest : TD_KV_CSA_STATE_DIM;
+}
+
+td_status td_packed_create(const struct td_model *model, struct td_packed_model **ret,
+                           struct td_error *err) {
+    const struct td_model_config *c = &model->config;
+    struct packer p = {.row = malloc(widest_row(c) * sizeof(float))};
+    struct td_packed_model *m = calloc(1, sizeof *m);
+    td_status st = TD_OK;
+    if (m) m->layer = calloc(c->layers, sizeof *m->layer);
+    if (!p.row || !m || !m->layer) {
+        st = td_fail(err, TD_NO_MEMORY, "no memory to pack a model of %u layers", c->layers);
+        goto free_row;
+    }
+    m->model = model;
+    td_rope_table(c, false, m->freq[0]);
+    td_rope_table(c, true, m->freq[1]);
+    pack_model(&p, m);
+    m->bytes = p.bump.used;
+    m->memory = aligned_alloc(64, m->bytes);
+    if (!m->memory) {
+        st = td_fail(err, TD_NO_MEMORY, "weights: expected %zu bytes of memory for fp32 panels, "
+                     "the system gave none", m->bytes);
+        goto free_row;
+    }
+    p.bump = (struct td_bump){m->memory, 0};
+    pack_model(&p, m);
+    *ret = m;
+    m = NULL;
+free_row:
+    free(p.row);
+    td_packed_destroy(m);
+    return st;
+}
+
+void td_packed_destroy(struct td_packed_model *p) {
+    if (!p) return;
+    free(p->memory);
+    free(p->layer);
+    free(p);
+}

@@ -1,0 +1,60 @@
+/* The checkpoint in the layout of the CPU kernels: fp32 panels, fp32 vectors, packed once.
+ *
+ * wo_a and wo_b are cut by output group here, because a group is the logical shard over which
+ * attention outputs are summed. */
+#ifndef TD_KERNELS_PACKED_H
+#define TD_KERNELS_PACKED_H
+
+#include "kernels/model/model.h"
+#include "kernels/ops.h"
+
+struct td_packed_compressor {
+    struct td_matrix wkv, wgate; /* [coff * d, hidden] */
+    const float *ape;            /* [ratio, coff * d] */
+    const float *norm;           /* [d] */
+};
+
+struct td_packed_ffn {
+    struct td_matrix w1, w3; /* [inner, hidden] */
+    struct td_matrix w2;     /* [hidden, inner] */
+};
+
+struct td_packed_layer {
+    enum td_layer_kind kind;
+    const float *attn_norm, *ffn_norm; /* [hidden] */
+    struct td_hc hc_attn, hc_ffn;
+    struct td_matrix wq_a;      /* [q_lora, hidden] */
+    const float *q_norm;        /* [q_lora] */
+    struct td_matrix wq_b;      /* [heads * 512, q_lora] */
+    struct td_matrix wkv;       /* [512, hidden] */
+    const float *kv_norm;       /* [512] */
+    const float *sink;          /* [heads] */
+    struct td_matrix *wo_a;     /* [o_groups] of [o_lora, heads / o_groups * 512] */
+    struct td_matrix *wo_b;     /* [o_groups] of [hidden, o_lora] */
+    struct td_packed_compressor comp, index_comp;
+    struct td_matrix index_wq_b;    /* [index_heads * 128, q_lora] */
+    struct td_matrix index_weights; /* [index_heads, hidden] */
+    struct td_matrix gate;          /* [experts, hidden] */
+    const float *gate_bias;         /* [experts] or NULL */
+    const int64_t *tid2eid;         /* [vocab, experts_per_token] or NULL */
+    struct td_packed_ffn shared;
+    struct td_matrix *w1, *w3, *w2; /* [experts] */
+};
+
+struct td_packed_model {
+    const struct td_model *model;
+    struct td_packed_layer *layer; /* [layers] */
+    struct td_hc hc_head;
+    const float *norm;      /* [hidden] */
+    struct td_matrix head;  /* [vocab, hidden] */
+    float freq[2][TD_ROPE_DIM / 2]; /* SWA layers, compressing layers */
+    void *memory;
+    size_t bytes;
+};
+
+/* `model` must outlive the result. */
+TD_MUST_USE td_status td_packed_create(const struct td_model *model, struct td_packed_model **ret,
+                                       struct td_error *err);
+void td_packed_destroy(struct td_packed_model *p);
+
+#endif
