@@ -3,7 +3,6 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "common/base/clock.h"
 #include "common/io/loop.h"
 
 enum { NS_PER_MS = 1000000 };
@@ -42,8 +41,12 @@ void td_timer_every(struct td_timer *t, uint64_t period_ms) {
 }
 
 void td_timer_at(struct td_timer *t, uint64_t at_ns) {
-    uint64_t now = td_now_ns();
-    td_timer_after(t, at_ns > now ? (at_ns - now + NS_PER_MS - 1) / NS_PER_MS : 0);
+    /* In whole milliseconds of the loop's own clock, which is the same one rounded down: a timer
+     * that came early would find the deadline not yet passed. */
+    uint64_t at_ms = at_ns / NS_PER_MS + (at_ns % NS_PER_MS != 0);
+    uv_update_time(t->handle.loop);
+    uint64_t now_ms = uv_now(t->handle.loop);
+    uv_timer_start(&t->handle, on_timer, at_ms > now_ms ? at_ms - now_ms : 0, 0);
 }
 
 void td_timer_stop(struct td_timer *t) {
