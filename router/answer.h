@@ -1,0 +1,67 @@
+/* The text side of one answer: tokens in, OpenAI JSON out, as a stream of chunks or as one
+ * document, for both generating endpoints. Knows no worker and no clock.
+ *
+ * Chunks are written into the server's one scratch buffer. What an answer keeps itself is bounded
+ * by its own text: the whole text when it is not streamed; logprobs of the tokens whose text is
+ * still held back (as part of a stop string or of a code point) when it is. */
+#ifndef TD_ROUTER_ANSWER_H
+#define TD_ROUTER_ANSWER_H
+
+#include "common/text/chat.h"
+#include "proto/msg.h"
+#include "router/api_params.h"
+#include "router/sse.h"
+
+struct td_answer {
+    struct td_api_params params; /* its stops are not valid any more */
+    const struct td_chat *chat;  /* borrowed */
+    const char *model;           /* borrowed */
+    char id[40];                 /* "chatcmpl-..." or "cmpl-..." */
+    int64_t created;
+    struct td_output output;
+    bool output_ready;
+    bool stopped;    /* a stop string is complete */
+    bool broken;     /* no memory: the stream was cut, the connection let go */
+    uint64_t n_sent; /* chunks */
+    struct td_json_out content, reasoning; /* plain text, of an answer that is not streamed */
+    struct td_token *tokens;               /* [cap_tokens]: logprobs not yet written */
+    uint32_t n_tokens, cap_tokens;
+    uint64_t text_offset; /* code points before tokens[0] */
+    uint32_t n_reasoning; /* tokens inside the reasoning, the mark that ends it included */
+};
+
+/* Takes the parameters and the memory of the output machine. `prompt` tells whether the answer
+ * starts inside the reasoning. td_answer_finish is allowed whatever happened. */
+TD_MUST_USE td_status td_answer_init(struct td_answer *a, const struct td_api_params *p,
+                                     const struct td_chat *chat, const struct td_ids *prompt,
+                                     const char *model, struct td_error *err);
+void td_answer_finish(struct td_answer *a);
+
+/* Streamed answers: head and first chunk. Others: nothing yet. */
+void td_answer_begin(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch);
+/* Tokens in order. When a stop string is complete, a->stopped is set; later tokens are dropped.
+ * Afterwards a->broken says whether `c` is gone. */
+void td_answer_tokens(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
+                      const struct td_token *tokens, uint32_t n);
+/* The answer is complete: last chunks, or the whole document. Ends the exchange. */
+void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
+                   enum td_finish reason, uint32_t n_prompt, uint32_t n_tokens);
+/* It will not be completed: an error frame and an unclean end when streaming has begun, else an
+ * error answer. Ends the exchange. */
+void td_answer_fail(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
+                    bool begun, const struct td_api_error *e);
+
+/* ---- answer_json.c, for answer.c ---- */
+
+enum td_chunk { TD_CHUNK_ROLE, TD_CHUNK_REASONING, TD_CHUNK_CONTENT, TD_CHUNK_LAST };
+
+/* One chunk with its text and the logprobs waiting in `a` (which it empties). `finish` NULL: none.
+ */
+void td_answer_chunk(struct td_answer *a, struct td_json_out *w, enum td_chunk kind,
+                     const char *text, size_t n, const char *finish);
+void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w, uint32_t n_prompt,
+                           uint32_t n_tokens);
+void td_answer_document(struct td_answer *a, struct td_json_out *w, const char *finish,
+                        uint32_t n_prompt, uint32_t n_tokens);
+
+#endif

@@ -1,0 +1,254 @@
+/* Answers and their chunks as the OpenAI API writes them. */
+#include <string.h>
+
+#include "router/answer.h"
+
+static void token_text(struct td_json_out *w, const struct td_answer *a, int32_t id) {
+    size_t n;
+    const char *s = td_tokenizer_bytes(a->chat->t, id, &n);
+    td_json_str(w, s, n);
+}
+
+static void token_bytes(struct td_json_out *w, const struct td_answer *a, int32_t id) {
+    size_t n;
+    const char *s = td_tokenizer_bytes(a->chat->t, id, &n);
+    td_json_open(w, '[');
+    for (size_t i = 0; i < n; i++)
+        td_json_u64(w, (unsigned char)s[i]);
+    td_json_close(w, ']');
+}
+
+static void chat_entry(struct td_json_out *w, const struct td_answer *a, int32_t id,
+                       float logprob) {
+    td_json_key(w, "token");
+    token_text(w, a, id);
+    td_json_key(w, "logprob");
+    td_json_num(w, (double)logprob);
+    td_json_key(w, "bytes");
+    token_bytes(w, a, id);
+}
+
+static void chat_logprobs(struct td_json_out *w, const struct td_answer *a) {
+    td_json_open(w, '{');
+    td_json_key(w, "content");
+    td_json_open(w, '[');
+    for (uint32_t i = 0; i < a->n_tokens; i++) {
+        const struct td_token *t = &a->tokens[i];
+        td_json_open(w, '{');
+        chat_entry(w, a, t->id, t->logprob);
+        td_json_key(w, "top_logprobs");
+        td_json_open(w, '[');
+        for (uint32_t k = 0; k < t->n_top && k < a->params.sampling.top_logprobs; k++) {
+            td_json_open(w, '{');
+            chat_entry(w, a, t->top[k].id, t->top[k].logprob);
+            td_json_close(w, '}');
+        }
+        td_json_close(w, ']');
+        td_json_close(w, '}');
+    }
+    td_json_close(w, ']');
+    td_json_key(w, "refusal");
+    td_json_null(w);
+    td_json_close(w, '}');
+}
+
+/* Code points that start in a token; a continuation byte belongs to the token before. */
+static uint64_t code_points(const struct td_answer *a, int32_t id) {
+    size_t n;
+    const char *s = td_tokenizer_bytes(a->chat->t, id, &n);
+    uint64_t count = 0;
+    if (td_tokenizer_is_special(a->chat->t, id)) return 0;
+    for (size_t i = 0; i < n; i++)
+        if (((unsigned char)s[i] & 0xC0) != 0x80) count++;
+    return count;
+}
+
+static void completion_tops(struct td_json_out *w, const struct td_answer *a) {
+    td_json_open(w, '[');
+    for (uint32_t i = 0; i < a->n_tokens; i++) {
+        const struct td_token *t = &a->tokens[i];
+        td_json_open(w, '{');
+        for (uint32_t k = 0; k < t->n_top && k < a->params.sampling.top_logprobs; k++) {
+            token_text(w, a, t->top[k].id);
+            td_json_raw(w, ":", 1);
+            w->comma = false;
+            td_json_num(w, (double)t->top[k].logprob);
+        }
+        td_json_close(w, '}');
+    }
+    td_json_close(w, ']');
+}
+
+static void completion_logprobs(struct td_json_out *w, const struct td_answer *a) {
+    td_json_open(w, '{');
+    td_json_key(w, "tokens");
+    td_json_open(w, '[');
+    for (uint32_t i = 0; i < a->n_tokens; i++)
+        token_text(w, a, a->tokens[i].id);
+    td_json_close(w, ']');
+    td_json_key(w, "token_logprobs");
+    td_json_open(w, '[');
+    for (uint32_t i = 0; i < a->n_tokens; i++)
+        td_json_num(w, (double)a->tokens[i].logprob);
+    td_json_close(w, ']');
+    td_json_key(w, "top_logprobs");
+    if (a->params.sampling.top_logprobs)
+        completion_tops(w, a);
+    else
+        td_json_null(w);
+    td_json_key(w, "text_offset");
+    td_json_open(w, '[');
+    uint64_t at = a->text_offset;
+    for (uint32_t i = 0; i < a->n_tokens; i++) {
+        td_json_u64(w, at);
+        at += code_points(a, a->tokens[i].id);
+    }
+    td_json_close(w, ']');
+    td_json_close(w, '}');
+}
+
+/* The field "logprobs" of a choice; what waited is written then. */
+static void logprobs(struct td_json_out *w, struct td_answer *a) {
+    td_json_key(w, "logprobs");
+    if (!a->params.sampling.logprobs || (a->params.stream && a->n_tokens == 0)) {
+        td_json_null(w);
+        return;
+    }
+    if (a->params.kind == TD_API_CHAT)
+        chat_logprobs(w, a);
+    else
+        completion_logprobs(w, a);
+    for (uint32_t i = 0; i < a->n_tokens; i++)
+        a->text_offset += code_points(a, a->tokens[i].id);
+    a->n_tokens = 0;
+}
+
+static void head(struct td_json_out *w, const struct td_answer *a, const char *object) {
+    td_json_open(w, '{');
+    td_json_key(w, "id");
+    td_json_text(w, a->id);
+    td_json_key(w, "object");
+    td_json_text(w, object);
+    td_json_key(w, "created");
+    td_json_i64(w, a->created);
+    td_json_key(w, "model");
+    td_json_text(w, a->model);
+    td_json_key(w, "choices");
+    td_json_open(w, '[');
+}
+
+static void finish_field(struct td_json_out *w, const char *finish) {
+    td_json_key(w, "finish_reason");
+    if (finish)
+        td_json_text(w, finish);
+    else
+        td_json_null(w);
+}
+
+static void usage(struct td_json_out *w, const struct td_answer *a, uint32_t n_prompt,
+                  uint32_t n_tokens) {
+    td_json_key(w, "usage");
+    td_json_open(w, '{');
+    td_json_key(w, "prompt_tokens");
+    td_json_u64(w, n_prompt);
+    td_json_key(w, "completion_tokens");
+    td_json_u64(w, n_tokens);
+    td_json_key(w, "total_tokens");
+    td_json_u64(w, (uint64_t)n_prompt + n_tokens);
+    if (a->params.kind == TD_API_CHAT) {
+        td_json_key(w, "completion_tokens_details");
+        td_json_open(w, '{');
+        td_json_key(w, "reasoning_tokens");
+        td_json_u64(w, a->n_reasoning);
+        td_json_close(w, '}');
+    }
+    td_json_close(w, '}');
+}
+
+static const char *chunk_object(const struct td_answer *a) {
+    return a->params.kind == TD_API_CHAT ? "chat.completion.chunk" : "text_completion";
+}
+
+static void chat_delta(struct td_json_out *w, enum td_chunk kind, const char *text, size_t n) {
+    td_json_key(w, "delta");
+    td_json_open(w, '{');
+    if (kind == TD_CHUNK_ROLE) {
+        td_json_key(w, "role");
+        td_json_text(w, "assistant");
+    }
+    if (kind != TD_CHUNK_LAST) {
+        td_json_key(w, kind == TD_CHUNK_REASONING ? "reasoning_content" : "content");
+        td_json_str(w, text, n);
+    }
+    td_json_close(w, '}');
+}
+
+void td_answer_chunk(struct td_answer *a, struct td_json_out *w, enum td_chunk kind,
+                     const char *text, size_t n, const char *finish) {
+    td_sse_open(w);
+    head(w, a, chunk_object(a));
+    td_json_open(w, '{');
+    td_json_key(w, "index");
+    td_json_u64(w, 0);
+    if (a->params.kind == TD_API_CHAT) {
+        chat_delta(w, kind, text, n);
+    } else {
+        td_json_key(w, "text");
+        td_json_str(w, text, n);
+    }
+    logprobs(w, a);
+    finish_field(w, finish);
+    td_json_close(w, '}');
+    td_json_close(w, ']');
+    if (a->params.include_usage) {
+        td_json_key(w, "usage");
+        td_json_null(w);
+    }
+    td_json_close(w, '}');
+}
+
+void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w, uint32_t n_prompt,
+                           uint32_t n_tokens) {
+    td_sse_open(w);
+    head(w, a, chunk_object(a));
+    td_json_close(w, ']');
+    usage(w, a, n_prompt, n_tokens);
+    td_json_close(w, '}');
+}
+
+static void chat_message(struct td_json_out *w, const struct td_answer *a) {
+    td_json_key(w, "message");
+    td_json_open(w, '{');
+    td_json_key(w, "role");
+    td_json_text(w, "assistant");
+    td_json_key(w, "content");
+    td_json_str(w, a->content.p, a->content.n);
+    if (a->reasoning.n) {
+        td_json_key(w, "reasoning_content");
+        td_json_str(w, a->reasoning.p, a->reasoning.n);
+    }
+    td_json_key(w, "refusal");
+    td_json_null(w);
+    td_json_close(w, '}');
+}
+
+void td_answer_document(struct td_answer *a, struct td_json_out *w, const char *finish,
+                        uint32_t n_prompt, uint32_t n_tokens) {
+    bool is_chat = a->params.kind == TD_API_CHAT;
+    head(w, a, is_chat ? "chat.completion" : "text_completion");
+    td_json_open(w, '{');
+    td_json_key(w, "index");
+    td_json_u64(w, 0);
+    if (is_chat) {
+        chat_message(w, a);
+    } else {
+        td_json_key(w, "text");
+        td_json_str(w, a->content.p, a->content.n);
+    }
+    logprobs(w, a);
+    finish_field(w, finish);
+    td_json_close(w, '}');
+    td_json_close(w, ']');
+    usage(w, a, n_prompt, n_tokens);
+    td_json_close(w, '}');
+}

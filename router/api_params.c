@@ -1,0 +1,250 @@
+/* See api_params.h. */
+#include "router/api_params.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The lists hold the whole API of this day; a name outside is a client's mistake. */
+#define COMMON_PARAMS                                                                              \
+    {"model", TD_PARAM_READ, NULL}, {"stream", TD_PARAM_READ, NULL},                               \
+        {"stream_options", TD_PARAM_READ, NULL}, {"temperature", TD_PARAM_READ, NULL},             \
+        {"top_p", TD_PARAM_READ, NULL}, {"top_k", TD_PARAM_READ, NULL},                            \
+        {"min_p", TD_PARAM_READ, NULL}, {"seed", TD_PARAM_READ, NULL},                             \
+        {"stop", TD_PARAM_READ, NULL}, {"max_tokens", TD_PARAM_READ, NULL},                        \
+        {"logprobs", TD_PARAM_READ, NULL}, {"ignore_eos", TD_PARAM_READ, NULL},                    \
+        {"user", TD_PARAM_HARMLESS, NULL}, {"metadata", TD_PARAM_HARMLESS, NULL},                  \
+        {"n", TD_PARAM_ONE, NULL}, {"frequency_penalty", TD_PARAM_ZERO, NULL},                     \
+        {"presence_penalty", TD_PARAM_ZERO, NULL}, {                                               \
+        "logit_bias", TD_PARAM_EMPTY, NULL                                                         \
+    }
+
+static const struct td_param chat_params[] = {
+    COMMON_PARAMS,
+    {"messages", TD_PARAM_READ, NULL},
+    {"max_completion_tokens", TD_PARAM_READ, NULL},
+    {"top_logprobs", TD_PARAM_READ, NULL},
+    {"reasoning_effort", TD_PARAM_READ, NULL},
+    {"chat_template_kwargs", TD_PARAM_READ, NULL},
+    {"prompt_cache_key", TD_PARAM_HARMLESS, NULL},
+    {"prompt_cache_options", TD_PARAM_HARMLESS, NULL},
+    {"prompt_cache_retention", TD_PARAM_HARMLESS, NULL},
+    {"safety_identifier", TD_PARAM_HARMLESS, NULL},
+    {"prediction", TD_PARAM_HARMLESS, NULL},
+    {"parallel_tool_calls", TD_PARAM_HARMLESS, NULL}, /* there are no tools to call */
+    {"service_tier", TD_PARAM_WORD, "auto|default"},
+    {"verbosity", TD_PARAM_WORD, "medium"},
+    {"modalities", TD_PARAM_WORD, "text"},
+    {"response_format", TD_PARAM_WORD, "text"},
+    {"tool_choice", TD_PARAM_WORD, "none|auto"},
+    {"function_call", TD_PARAM_WORD, "none|auto"},
+    {"store", TD_PARAM_FALSE, NULL},
+    {"tools", TD_PARAM_EMPTY, NULL},
+    {"functions", TD_PARAM_EMPTY, NULL},
+    {"audio", TD_PARAM_REFUSED, NULL},
+    {"moderation", TD_PARAM_REFUSED, NULL},
+    {"web_search_options", TD_PARAM_REFUSED, NULL},
+    {0},
+};
+
+static const struct td_param completion_params[] = {
+    COMMON_PARAMS,
+    {"prompt", TD_PARAM_READ, NULL},
+    {"best_of", TD_PARAM_ONE, NULL},
+    {"echo", TD_PARAM_FALSE, NULL},
+    {"suffix", TD_PARAM_EMPTY, NULL},
+    {0},
+};
+
+static td_status read_model(const struct td_fields *f, const struct td_api_defaults *d) {
+    const char *model = NULL;
+    size_t n = 0;
+    TD_TRY(td_field_str(f, "model", &model, &n));
+    if (!model) return td_field_wrong(f, "model", "the name of a model");
+    if (n == strlen(d->model) && memcmp(model, d->model, n) == 0) return TD_OK;
+    return td_api_refuse(f->e, 404, "model_not_found", "model",
+                         "the model '%.100s' does not exist here; this server has '%s'", model,
+                         d->model);
+}
+
+static td_status read_sampling(const struct td_fields *f, struct td_api_params *p) {
+    double temperature = (double)p->sampling.temperature, top_p = (double)p->sampling.top_p;
+    double min_p = 0;
+    uint64_t top_k = p->sampling.top_k;
+    TD_TRY(td_field_num(f, "temperature", 0, 2, &temperature));
+    TD_TRY(td_field_num(f, "top_p", 0, 1, &top_p));
+    TD_TRY(td_field_num(f, "min_p", 0, 1, &min_p));
+    TD_TRY(td_field_u64(f, "top_k", 0, INT32_MAX, &top_k));
+    TD_TRY(td_field_bool(f, "ignore_eos", &p->sampling.ignore_eos));
+    const float least_top_p = 1e-6f; /* 0 means the most likely token alone, and so does this */
+    p->sampling.temperature = (float)temperature;
+    p->sampling.top_p = (float)top_p > least_top_p ? (float)top_p : least_top_p;
+    p->sampling.min_p = (float)min_p < 1.0f ? (float)min_p : 0x1.fffffep-1f;
+    p->sampling.top_k = (uint32_t)top_k;
+    const json_t *seed = td_field(f, "seed");
+    if (seed && !json_is_integer(seed)) return td_field_wrong(f, "seed", "an integer");
+    if (seed) p->sampling.seed = (uint64_t)json_integer_value(seed);
+    p->seed_given = seed != NULL;
+    return TD_OK;
+}
+
+static td_status read_limits(const struct td_fields *f, struct td_api_params *p) {
+    uint64_t max_new = 0, newer = 0;
+    TD_TRY(td_field_u64(f, "max_tokens", 1, INT32_MAX, &max_new));
+    if (p->kind == TD_API_CHAT)
+        TD_TRY(td_field_u64(f, "max_completion_tokens", 1, INT32_MAX, &newer));
+    if (max_new && newer && max_new != newer)
+        return td_api_refuse(f->e, 400, NULL, "max_completion_tokens",
+                             "max_completion_tokens (%llu) and max_tokens (%llu) contradict",
+                             (unsigned long long)newer, (unsigned long long)max_new);
+    if (newer) max_new = newer;
+    if (max_new) p->max_new = (uint32_t)max_new;
+    p->max_new_given = max_new != 0;
+    return TD_OK;
+}
+
+static td_status read_stops(const struct td_fields *f, struct td_api_params *p) {
+    const json_t *v = td_field(f, "stop");
+    if (!v) return TD_OK;
+    size_t n = json_is_array(v) ? json_array_size(v) : 1;
+    if ((!json_is_array(v) && !json_is_string(v)) || n > TD_STOP_MAX)
+        return td_api_refuse(f->e, 400, NULL, "stop",
+                             "stop: expected a string or an array of up to %d strings, found %zu "
+                             "%s",
+                             TD_STOP_MAX, n,
+                             json_is_array(v) ? "elements" : "value of another type");
+    for (size_t i = 0; i < n; i++) {
+        const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
+        size_t len = json_is_string(s) ? json_string_length(s) : 0;
+        char found[40];
+        if (!json_is_string(s) || len == 0 || len > TD_STOP_BYTES_MAX)
+            return td_api_refuse(
+                f->e, 400, NULL, "stop",
+                "stop[%zu]: expected a string of 1 to %d bytes, found %s (%zu bytes)", i,
+                TD_STOP_BYTES_MAX, td_request_found(s, found), len);
+        p->stops[p->n_stops++] = (struct td_output_stop){json_string_value(s), len};
+    }
+    return TD_OK;
+}
+
+static td_status read_logprobs(const struct td_fields *f, struct td_api_params *p) {
+    uint64_t top = 0;
+    if (p->kind == TD_API_COMPLETIONS) {
+        if (!td_field(f, "logprobs")) return TD_OK;
+        TD_TRY(td_field_u64(f, "logprobs", 0, TD_TOP_LOGPROBS_MAX, &top));
+        p->sampling.logprobs = true;
+    } else {
+        TD_TRY(td_field_bool(f, "logprobs", &p->sampling.logprobs));
+        TD_TRY(td_field_u64(f, "top_logprobs", 0, TD_TOP_LOGPROBS_MAX, &top));
+        if (top && !p->sampling.logprobs)
+            return td_api_refuse(f->e, 400, NULL, "top_logprobs",
+                                 "top_logprobs: expected logprobs to be true, found it is not");
+    }
+    p->sampling.top_logprobs = (uint32_t)top;
+    return TD_OK;
+}
+
+static td_status read_stream(const struct td_fields *f, struct td_api_params *p) {
+    static const struct td_param known[] = {
+        {"include_usage", TD_PARAM_READ, NULL}, {"include_obfuscation", TD_PARAM_FALSE, NULL}, {0}};
+    const json_t *options = NULL;
+    TD_TRY(td_field_bool(f, "stream", &p->stream));
+    TD_TRY(td_field_object(f, "stream_options", &options));
+    if (!options) return TD_OK;
+    struct td_fields o = {options, "stream_options.", f->e};
+    if (!p->stream)
+        return td_api_refuse(f->e, 400, NULL, "stream_options",
+                             "stream_options: expected stream to be true, found it is not");
+    TD_TRY(td_fields_known(&o, known));
+    return td_field_bool(&o, "include_usage", &p->include_usage);
+}
+
+static td_status read_effort(const struct td_fields *f, int *ret_thinking, bool *ret_max) {
+    const char *word = NULL;
+    size_t n = 0;
+    TD_TRY(td_field_str(f, "reasoning_effort", &word, &n));
+    if (!word) return TD_OK;
+    /* The release this follows has two strengths: what lies between means the lower one. */
+    static const char *const plain[] = {"minimal", "low", "medium", "high"};
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++)
+        if (strcmp(word, plain[i]) == 0) {
+            *ret_thinking = 1;
+            return TD_OK;
+        }
+    if (strcmp(word, "max") == 0 || strcmp(word, "xhigh") == 0) {
+        *ret_thinking = 1;
+        *ret_max = true;
+        return TD_OK;
+    }
+    if (strcmp(word, "none") == 0) {
+        *ret_thinking = 0;
+        return TD_OK;
+    }
+    return td_field_wrong(f, "reasoning_effort", "none, minimal, low, medium, high, xhigh or max");
+}
+
+static td_status read_mode(const struct td_fields *f, struct td_api_params *p) {
+    static const struct td_param known[] = {{"thinking", TD_PARAM_READ, NULL}, {0}};
+    const json_t *kwargs = NULL;
+    int effort = -1;
+    TD_TRY(read_effort(f, &effort, &p->max_effort));
+    if (effort >= 0) p->thinking = effort;
+    TD_TRY(td_field_object(f, "chat_template_kwargs", &kwargs));
+    if (!kwargs) return TD_OK;
+    struct td_fields k = {kwargs, "chat_template_kwargs.", f->e};
+    TD_TRY(td_fields_known(&k, known));
+    if (!td_field(&k, "thinking")) return TD_OK;
+    TD_TRY(td_field_bool(&k, "thinking", &p->thinking));
+    if (effort >= 0 && p->thinking != (effort != 0))
+        return td_api_refuse(f->e, 400, NULL, "chat_template_kwargs.thinking",
+                             "chat_template_kwargs.thinking and reasoning_effort contradict");
+    return TD_OK;
+}
+
+td_status td_api_params_read(const json_t *root, enum td_api_kind kind,
+                             const struct td_api_defaults *d, struct td_api_params *p,
+                             struct td_api_error *e) {
+    struct td_fields f = {root, "", e};
+    *p = (struct td_api_params){
+        .kind = kind,
+        .thinking = kind == TD_API_CHAT && d->thinking,
+        .max_new = d->max_new,
+        .sampling = {.temperature = d->temperature, .top_p = d->top_p, .top_k = d->top_k},
+    };
+    TD_TRY(td_fields_known(&f, kind == TD_API_CHAT ? chat_params : completion_params));
+    TD_TRY(read_model(&f, d));
+    TD_TRY(read_sampling(&f, p));
+    TD_TRY(read_limits(&f, p));
+    TD_TRY(read_stops(&f, p));
+    TD_TRY(read_logprobs(&f, p));
+    TD_TRY(read_stream(&f, p));
+    return kind == TD_API_CHAT ? read_mode(&f, p) : TD_OK;
+}
+
+td_status td_api_defaults_load(struct td_api_defaults *d, const char *dir, struct td_error *err) {
+    char path[PATH_MAX];
+    struct td_api_error e = {0};
+    json_error_t je;
+    d->temperature = d->top_p = 1.0f;
+    d->top_k = 0;
+    snprintf(path, sizeof path, "%s/generation_config.json", dir);
+    if (access(path, F_OK) != 0) return TD_OK;
+    json_t *root = json_load_file(path, 0, &je);
+    if (!root) return td_fail(err, TD_FORMAT, "%s: %s (line %d)", path, je.text, je.line);
+    struct td_fields f = {root, "", &e};
+    bool sample = true;
+    double temperature = 1, top_p = 1;
+    uint64_t top_k = 0;
+    td_status st;
+    TD_TRY_GOTO(td_field_bool(&f, "do_sample", &sample), drop_root);
+    TD_TRY_GOTO(td_field_num(&f, "temperature", 0, 2, &temperature), drop_root);
+    TD_TRY_GOTO(td_field_num(&f, "top_p", 1e-6, 1, &top_p), drop_root);
+    TD_TRY_GOTO(td_field_u64(&f, "top_k", 0, INT32_MAX, &top_k), drop_root);
+    d->temperature = sample ? (float)temperature : 0.0f;
+    d->top_p = (float)top_p;
+    d->top_k = (uint32_t)top_k;
+drop_root:
+    json_decref(root);
+    return st == TD_OK ? TD_OK : td_fail(err, TD_FORMAT, "%s: %s", path, e.message);
+}

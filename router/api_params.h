@@ -1,0 +1,44 @@
+/* What the two generating endpoints have in common: sampling, limits, stops, stream. */
+#ifndef TD_ROUTER_API_PARAMS_H
+#define TD_ROUTER_API_PARAMS_H
+
+#include "common/base/sampling.h"
+#include "common/text/output.h"
+#include "router/json_request.h"
+
+enum td_api_kind { TD_API_CHAT, TD_API_COMPLETIONS };
+
+/* Of the server; read-only while it runs, so that jobs in other threads may look. */
+struct td_api_defaults {
+    const char *model; /* the one name clients use */
+    bool thinking;     /* mode of a chat that names none */
+    uint32_t max_new;
+    /* the checkpoint's generation_config.json */
+    float temperature, top_p;
+    uint32_t top_k;
+};
+
+struct td_api_params {
+    enum td_api_kind kind;
+    bool stream, include_usage;
+    bool thinking, max_effort;
+    struct td_sampling sampling;
+    uint32_t max_new;
+    bool max_new_given; /* by the client: not shortened to what fits, but refused */
+    bool seed_given;
+    struct td_output_stop stops[TD_STOP_MAX]; /* text borrowed from the JSON */
+    size_t n_stops;
+};
+
+/* Fills `p` with the defaults and reads the common fields. Everything wrong is refused with 400
+ * (404 for an unknown model). The seed of a request without one is drawn by the caller. */
+TD_MUST_USE td_status td_api_params_read(const json_t *root, enum td_api_kind kind,
+                                         const struct td_api_defaults *d, struct td_api_params *p,
+                                         struct td_api_error *e);
+
+/* Temperature and the like of `dir`/generation_config.json into `d`; a missing file leaves the
+ * defaults 1, 1, 0. TD_FORMAT: present and not what it should be. */
+TD_MUST_USE td_status td_api_defaults_load(struct td_api_defaults *d, const char *dir,
+                                           struct td_error *err);
+
+#endif

@@ -1,0 +1,359 @@
+/* One request for tokens, from the body to the last byte of the answer: preparation in the thread
+ * pool (JSON, chat encoding, tokenizer), submission to the flow, delivery, the end. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "router/api_prompt.h"
+#include "router/serve_parts.h"
+
+/* ---- the end ---- */
+
+static double ms(uint64_t from, uint64_t to) {
+    return from && to > from ? (double)(to - from) * 1e-6 : 0.0;
+}
+
+static const char *worker_name(const struct td_serve *s, uint64_t epoch) {
+    const struct td_fleet_worker *w =
+        epoch && s->flow ? td_fleet_find(td_flow_fleet(s->flow), epoch) : NULL;
+    return w ? w->name : "-";
+}
+
+static void log_end(const struct td_request *r, enum td_outcome outcome, int status,
+                    const struct td_flow_times *t, const char *text) {
+    static const struct td_flow_times none;
+    if (!t) t = &none;
+    td_info("request %s id=%s status=%d %s prompt=%zu tokens=%u prepare=%.1fms queue=%.1fms "
+            "first=%.1fms total=%.1fms attempts=%u %s>%s%s%s",
+            r->request_id, r->answer.id[0] ? r->answer.id : "-", status, td_outcome_label(outcome),
+            r->prompt.n, r->n_tokens, ms(r->arrived_ns, r->prepared_ns),
+            ms(t->submitted, t->admitted), ms(r->arrived_ns, r->first_ns),
+            ms(r->arrived_ns, td_now_ns()), t->attempts, worker_name(r->s, t->pair.prefill),
+            worker_name(r->s, t->pair.decode), text ? ": " : "", text ? text : "");
+}
+
+/* Settles the accounts and puts the request where reap finds it. */
+static void finish(struct td_request *r, enum td_outcome outcome, int status,
+                   const struct td_flow_times *t, const char *text) {
+    struct td_serve *s = r->s;
+    r->stage = TD_REQUEST_ENDED;
+    r->conn = NULL;
+    s->n_requests--;
+    s->metrics.requests[outcome]++;
+    td_list_remove(&r->link);
+    td_list_push_back(&s->dead, &r->link);
+    log_end(r, outcome, status, t, text);
+}
+
+void td_request_reap(struct td_serve *s) {
+    if (s->pumping) return; /* actions not yet taken may refer to prompts; the pump reaps */
+    TD_LIST_EACH_SAFE(&s->dead, it, tmp) {
+        struct td_request *r = TD_CONTAINER(it, struct td_request, link);
+        if (r->held) continue;
+        td_list_remove(&r->link);
+        td_answer_finish(&r->answer);
+        td_ids_free(&r->prompt);
+        free(r->body);
+        free(r);
+    }
+}
+
+static enum td_outcome outcome_of(int status) {
+    return status == 429   ? TD_OUTCOME_OVERLOADED
+           : status == 503 ? TD_OUTCOME_UNAVAILABLE
+           : status < 500  ? TD_OUTCOME_INVALID
+                           : TD_OUTCOME_FAILED;
+}
+
+/* Answers with an error, in the form that the state of the answer allows. */
+static void refuse(struct td_request *r, const struct td_api_error *e,
+                   const struct td_flow_times *t) {
+    struct td_http_conn *c = r->conn;
+    bool begun = r->begun;
+    r->conn = NULL;
+    td_http_set_owner(c, NULL);
+    finish(r, begun ? TD_OUTCOME_FAILED : outcome_of(e->status), begun ? 200 : e->status, t,
+           e->message);
+    r->held = true; /* the connection may go on to its next request */
+    td_answer_fail(&r->answer, c, &r->s->scratch, begun, e);
+    r->held = false;
+}
+
+/* ---- preparation, in the thread pool ---- */
+
+static void set_out_of_memory(struct td_api_error *e) {
+    (void)td_api_refuse(e, 503, NULL, NULL, "out of memory");
+    e->retry_after_s = 1;
+}
+
+static td_status prepare_root(struct td_request *r, const json_t *root) {
+    struct td_api_params p;
+    struct td_error err;
+    const struct td_chat *chat = &r->s->chat;
+    TD_TRY(td_api_params_read(root, r->kind, &r->s->defaults, &p, &r->error));
+    if (r->kind == TD_API_CHAT)
+        TD_TRY(td_api_chat_prompt(root, &p, chat, &r->prompt, &r->error));
+    else
+        TD_TRY(td_api_completions_prompt(root, chat, &r->prompt, &r->error));
+    if (!p.seed_given &&
+        getrandom(&p.sampling.seed, sizeof p.sampling.seed, 0) != sizeof p.sampling.seed)
+        return td_api_refuse(&r->error, 500, NULL, NULL, "no random numbers from the system");
+    td_status st = td_answer_init(&r->answer, &p, chat, &r->prompt, r->s->defaults.model, &err);
+    if (st == TD_NO_MEMORY)
+        set_out_of_memory(&r->error);
+    else if (st != TD_OK)
+        (void)td_api_refuse(&r->error, 400, NULL, "stop", "%s", err.text);
+    return st;
+}
+
+/* Only the request itself and what the loading job left are touched: both stay until `prepared`,
+ * whatever becomes of the client. */
+static void prepare(uv_work_t *work) {
+    struct td_request *r = work->data;
+    json_t *root = NULL;
+    if (td_request_parse(r->body, r->body_n, &root, &r->error) == TD_OK) {
+        td_status st = prepare_root(r, root);
+        if (st != TD_OK && r->error.status == 0) set_out_of_memory(&r->error);
+    }
+    json_decref(root);
+    free(r->body);
+    r->body = NULL;
+}
+
+/* ---- submission, back on the loop ---- */
+
+/* Holds the prompt and the output limit against what the workers can hold. */
+static td_status check_length(struct td_request *r) {
+    struct td_serve *s = r->s;
+    struct td_api_params *p = &r->answer.params;
+    uint64_t n = r->prompt.n;
+    uint64_t limit = td_fleet_limit(td_flow_fleet(s->flow), s->config->router_colocate);
+    if (s->config->max_context && s->config->max_context < limit) limit = s->config->max_context;
+    const char *param = r->kind == TD_API_CHAT ? "messages" : "prompt";
+    if (n + 1 > limit)
+        return td_api_refuse(&r->error, 400, "context_length_exceeded", param,
+                             "the prompt is %llu tokens long; the limit is %llu tokens, prompt and "
+                             "answer together",
+                             (unsigned long long)n, (unsigned long long)limit);
+    if (n + p->max_new <= limit) return TD_OK;
+    if (p->max_new_given)
+        return td_api_refuse(&r->error, 400, "context_length_exceeded", param,
+                             "the prompt is %llu tokens long and up to %u more are wanted, %llu "
+                             "together; the limit is %llu tokens",
+                             (unsigned long long)n, p->max_new,
+                             (unsigned long long)(n + p->max_new), (unsigned long long)limit);
+    p->max_new = (uint32_t)(limit - n);
+    return TD_OK;
+}
+
+static td_status check_ready(struct td_request *r) {
+    const char *why = td_serve_not_ready(r->s);
+    if (!why) return TD_OK;
+    (void)td_api_refuse(&r->error, 503, "not_ready", NULL, "not ready: %s", why);
+    r->error.retry_after_s = 1;
+    return TD_INVALID;
+}
+
+static void cancel(struct td_request *r, const char *why) {
+    struct td_flow_event ev = {.kind = TD_FLOW_CANCEL, .now_ns = td_now_ns(), .request = r->id};
+    r->held = true;
+    td_serve_step(r->s, &ev);
+    r->held = false;
+    if (r->stage == TD_REQUEST_RUNNING)
+        finish(r, TD_OUTCOME_CLIENT_GONE, r->begun ? 200 : 0, NULL, why);
+    td_request_reap(r->s);
+}
+
+static void submit(struct td_request *r) {
+    struct td_serve *s = r->s;
+    struct td_flow_event ev = {
+        .kind = TD_FLOW_SUBMIT,
+        .now_ns = td_now_ns(),
+        .submit = {.request = r->id,
+                   .user = r,
+                   .ids = r->prompt.ids,
+                   .n_prompt = (uint32_t)r->prompt.n,
+                   .max_new = r->answer.params.max_new,
+                   .sampling = r->answer.params.sampling,
+                   .colocate = s->config->router_colocate},
+    };
+    r->stage = TD_REQUEST_RUNNING;
+    r->held = true;
+    td_serve_step(s, &ev);
+    r->held = false;
+    if (r->stage == TD_REQUEST_ENDED) {
+        td_request_reap(s);
+        return;
+    }
+    /* A refusal above still had its status line; from here on the client sees a stream. */
+    r->begun = r->answer.params.stream;
+    r->quiet_since_ns = td_now_ns();
+    td_answer_begin(&r->answer, r->conn, &s->scratch);
+    if (r->answer.broken) {
+        r->conn = NULL;
+        cancel(r, "out of memory");
+    }
+}
+
+static void prepared(uv_work_t *work, int status) {
+    struct td_request *r = work->data;
+    struct td_serve *s = r->s;
+    r->prepared_ns = td_now_ns();
+    if (!r->conn || status == UV_ECANCELED) {
+        finish(r, TD_OUTCOME_CLIENT_GONE, 0, NULL, NULL);
+        td_request_reap(s);
+        return;
+    }
+    if (r->error.status || check_ready(r) != TD_OK || check_length(r) != TD_OK) {
+        refuse(r, &r->error, NULL);
+        td_request_reap(s);
+        return;
+    }
+    submit(r);
+}
+
+static void refuse_early(struct td_serve *s, struct td_http_conn *c, int status, const char *code,
+                         const char *text) {
+    struct td_api_error e;
+    (void)td_api_refuse(&e, status, code, NULL, "%s", text);
+    e.retry_after_s = 1;
+    s->metrics.requests[outcome_of(status)]++;
+    td_api_error_reply(c, &e, &s->scratch);
+}
+
+void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
+                      const char *request_id) {
+    if (s->phase != TD_SERVE_RUNNING) {
+        refuse_early(s, c, 503, "not_ready", td_serve_not_ready(s));
+        return;
+    }
+    if (s->n_requests >= s->config->router_max_requests) {
+        char text[120];
+        snprintf(text, sizeof text, "%u requests are in flight, the limit is %llu; try again later",
+                 s->n_requests, (unsigned long long)s->config->router_max_requests);
+        refuse_early(s, c, 429, "overloaded", text);
+        return;
+    }
+    struct td_request *r = calloc(1, sizeof *r);
+    if (!r) {
+        refuse_early(s, c, 503, NULL, "out of memory");
+        return;
+    }
+    r->s = s;
+    r->conn = c;
+    r->kind = kind;
+    r->id = ++s->next_request;
+    r->arrived_ns = td_now_ns();
+    snprintf(r->request_id, sizeof r->request_id, "%s", request_id);
+    snprintf(r->answer.id, sizeof r->answer.id, "%s-%08llx%08llx",
+             kind == TD_API_CHAT ? "chatcmpl" : "cmpl", (unsigned long long)(s->epoch & 0xffffffff),
+             (unsigned long long)r->id);
+    r->answer.created = td_wall_s();
+    r->body = td_http_take_body(c, &r->body_n);
+    r->work.data = r;
+    td_http_set_owner(c, r);
+    td_list_push_back(&s->requests, &r->link);
+    s->n_requests++;
+    if (uv_queue_work(s->loop, &r->work, prepare, prepared) != 0) {
+        set_out_of_memory(&r->error);
+        refuse(r, &r->error, NULL);
+        td_request_reap(s);
+    }
+}
+
+/* ---- events of a running request ---- */
+
+void td_request_gone(struct td_request *r) {
+    r->conn = NULL;
+    if (r->stage == TD_REQUEST_PREPARING)
+        (void)uv_cancel((uv_req_t *)&r->work); /* `prepared` comes either way */
+    else if (r->stage == TD_REQUEST_RUNNING)
+        cancel(r, "the client left");
+}
+
+void td_request_abandon(struct td_request *r) {
+    if (r->conn) td_http_set_owner(r->conn, NULL);
+    td_request_gone(r);
+}
+
+void td_request_deliver(struct td_request *r, const struct td_token *tokens, uint32_t n) {
+    struct td_serve *s = r->s;
+    bool stopped = r->answer.stopped;
+    r->last_ns = td_now_ns();
+    if (r->n_tokens == 0 && n > 0) {
+        r->first_ns = r->last_ns;
+        td_histogram_add(&s->metrics.ttft, ms(r->arrived_ns, r->first_ns) * 1e-3);
+    }
+    r->n_tokens += n;
+    td_answer_tokens(&r->answer, r->conn, &s->scratch, tokens, n);
+    if (r->answer.broken) {
+        r->conn = NULL;
+        cancel(r, "out of memory");
+        return;
+    }
+    if (r->answer.stopped && !stopped) {
+        struct td_flow_event ev = {.kind = TD_FLOW_STOP, .now_ns = td_now_ns(), .request = r->id};
+        td_serve_step(s, &ev);
+    }
+}
+
+void td_request_end(struct td_request *r, const struct td_flow_action *a) {
+    struct td_serve *s = r->s;
+    struct td_http_conn *c = r->conn;
+    bool length = a->end.reason == TD_FINISH_LENGTH && !r->answer.stopped;
+    s->metrics.prompt_tokens += r->prompt.n;
+    s->metrics.completion_tokens += a->end.n_tokens;
+    td_histogram_add(&s->metrics.total, ms(r->arrived_ns, td_now_ns()) * 1e-3);
+    if (r->n_tokens > 1)
+        td_histogram_add(&s->metrics.tpot,
+                         ms(r->first_ns, r->last_ns) * 1e-3 / (double)(r->n_tokens - 1));
+    td_http_set_owner(c, NULL);
+    finish(r, length ? TD_OUTCOME_LENGTH : TD_OUTCOME_STOP, 200, &a->end.times, NULL);
+    r->held = true; /* the connection may go on to its next request */
+    td_answer_end(&r->answer, c, &s->scratch, a->end.reason, (uint32_t)r->prompt.n,
+                  a->end.n_tokens);
+    r->held = false;
+}
+
+static int http_status(td_status st) {
+    switch (st) {
+    case TD_TOO_LONG:
+    case TD_INVALID:
+        return 400;
+    case TD_BUSY:
+        return 429;
+    case TD_UNREACHABLE:
+    case TD_PEER_LOST:
+    case TD_TIMEOUT:
+        return 503;
+    default:
+        return 500;
+    }
+}
+
+void td_request_fail(struct td_request *r, const struct td_flow_action *a) {
+    int status = http_status(a->fail.status);
+    const char *code = a->fail.status == TD_TOO_LONG ? "context_length_exceeded"
+                       : a->fail.status == TD_BUSY   ? "overloaded"
+                                                     : td_status_name(a->fail.status);
+    struct td_api_error e;
+    (void)td_api_refuse(&e, status, code, NULL, "%s", a->fail.text);
+    if (status == 429 || status == 503)
+        e.retry_after_s = a->fail.retry_ms > 1000 ? (a->fail.retry_ms + 999) / 1000 : 1;
+    refuse(r, &e, &a->fail.times);
+}
+
+void td_request_tick(struct td_request *r, uint64_t now_ns) {
+    if (!r->begun || !r->conn) return;
+    if (r->answer.n_sent != r->n_seen) {
+        r->n_seen = r->answer.n_sent;
+        r->quiet_since_ns = now_ns;
+    } else if (now_ns - r->quiet_since_ns >= TD_KEEP_ALIVE_MS * 1000000ull) {
+        r->quiet_since_ns = now_ns;
+        td_sse_keep_alive(r->conn);
+    }
+}

@@ -1,0 +1,208 @@
+/* Start and end of the router. See serve.h. */
+#include "router/serve.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "router/serve_parts.h"
+
+/* ---- the loading job ---- */
+
+/* The probe is a conversation like a user's, long enough that more than one block of 256 tokens
+ * moves between the workers. */
+enum { PROBE_TOKENS = 300 };
+
+static td_status encode_probe(struct td_serve *s, const char *text, size_t n) {
+    struct td_chat_params p = {.thinking = s->defaults.thinking};
+    struct td_chat_message m = {.role = TD_CHAT_USER, .content = text, .content_n = n};
+    s->probe.n = 0;
+    return td_chat_encode(&s->chat, &p, &m, 1, &s->probe, &s->load_error);
+}
+
+static td_status make_probe(struct td_serve *s) {
+    static const char sentence[] =
+        "The ship left the harbour at dawn, and its crew wrote down the wind, the tide and the "
+        "depth below the keel every hour. ";
+    enum { REPEATS_MAX = 64 };
+    size_t n = sizeof sentence - 1;
+    char *text = malloc(n * REPEATS_MAX);
+    if (!text) return td_fail(&s->load_error, TD_NO_MEMORY, "probe: out of memory");
+    td_status st = TD_OK;
+    for (size_t i = 1; st == TD_OK && i <= REPEATS_MAX && s->probe.n < PROBE_TOKENS; i++) {
+        memcpy(text + (i - 1) * n, sentence, n);
+        st = encode_probe(s, text, i * n);
+    }
+    free(text);
+    return st;
+}
+
+static td_status load_text(struct td_serve *s) {
+    TD_TRY(td_tokenizer_load(s->config->model_dir, &s->tokenizer, &s->load_error));
+    td_chat_init(&s->chat, s->tokenizer);
+    TD_TRY(td_api_defaults_load(&s->defaults, s->config->model_dir, &s->load_error));
+    return make_probe(s);
+}
+
+static void load(uv_work_t *work) {
+    struct td_serve *s = work->data;
+    s->load_status = load_text(s);
+}
+
+static void fail(struct td_serve *s, const struct td_error *err) {
+    s->result = err->status;
+    s->error = *err;
+    td_err("%s", err->text);
+    td_serve_stop(s);
+}
+
+static void on_tick(void *user) {
+    struct td_serve *s = user;
+    uint64_t now = td_now_ns();
+    TD_LIST_EACH_SAFE(&s->requests, it, tmp) {
+        td_request_tick(TD_CONTAINER(it, struct td_request, link), now);
+    }
+}
+
+static void loaded(uv_work_t *work, int status) {
+    struct td_serve *s = work->data;
+    struct td_error err;
+    s->load_pending = false;
+    if (s->phase == TD_SERVE_STOPPING || status == UV_ECANCELED) return;
+    if (s->load_status != TD_OK) {
+        fail(s, &s->load_error);
+        return;
+    }
+    if (td_serve_start_flow(s, &err) != TD_OK) {
+        fail(s, &err);
+        return;
+    }
+    s->phase = TD_SERVE_RUNNING;
+    td_timer_every(s->tick, TD_SERVE_TICK_MS);
+    td_info("tokenizer loaded (%d tokens, %.2f s); waiting for workers",
+            td_tokenizer_size(s->tokenizer), (double)(td_now_ns() - s->started_ns) * 1e-9);
+}
+
+/* ---- clients ---- */
+
+static void on_gone(void *user, struct td_http_conn *c) {
+    (void)user;
+    td_request_gone(td_http_owner(c));
+}
+
+/* ---- life ---- */
+
+static td_status name_model(struct td_serve *s, struct td_error *err) {
+    const char *name = s->config->model_name;
+    const char *dir = s->config->model_dir;
+    size_t n = strlen(dir);
+    if (n == 0)
+        return td_fail(err, TD_CONFIG, "model.dir: expected a checkpoint folder, found none");
+    while (n > 1 && dir[n - 1] == '/')
+        n--;
+    size_t from = n;
+    while (from > 0 && dir[from - 1] != '/')
+        from--;
+    if (*name)
+        n = strlen(name);
+    else {
+        name = dir + from;
+        n -= from;
+    }
+    if (n == 0 || n >= sizeof s->model)
+        return td_fail(err, TD_CONFIG, "model.name: expected 1 to %zu bytes, found %zu",
+                       sizeof s->model - 1, n);
+    memcpy(s->model, name, n);
+    return TD_OK;
+}
+
+static td_status start(struct td_serve *s, struct td_error *err) {
+    struct td_http_limits limits;
+    struct td_http_handler handler = {
+        .user = s, .request = td_route, .gone = on_gone, .refused = td_route_refused};
+    TD_TRY(name_model(s, err));
+    s->defaults = (struct td_api_defaults){
+        .model = s->model,
+        .thinking = s->config->router_thinking == TD_MODE_THINKING,
+        .max_new = (uint32_t)s->config->router_default_max_tokens,
+    };
+    if (getrandom(&s->epoch, sizeof s->epoch, 0) != sizeof s->epoch || s->epoch == 0)
+        return td_fail(err, TD_IO, "no random numbers from the system");
+    td_http_limits_defaults(&limits);
+    limits.body_bytes = s->config->router_max_body;
+    /* Room for people who watch, beside the requests that may be in flight. */
+    limits.connections = (uint32_t)(4 * s->config->router_max_requests + 64);
+    TD_TRY(td_http_server_create(s->loop, &limits, &handler, &s->http, err));
+    TD_TRY(td_http_server_listen(s->http, s->config->router_listen, err));
+    if (td_timer_create(s->loop, on_tick, s, &s->tick) != TD_OK)
+        return td_fail(err, TD_NO_MEMORY, "router: out of memory");
+    s->load.data = s;
+    if (uv_queue_work(s->loop, &s->load, load, loaded) != 0)
+        return td_fail(err, TD_NO_MEMORY, "router: out of memory");
+    s->load_pending = true;
+    return TD_OK;
+}
+
+td_status td_serve_create(uv_loop_t *loop, const struct td_config *config, struct td_serve **ret,
+                          struct td_error *err) {
+    struct td_serve *s = calloc(1, sizeof *s);
+    if (!s) return td_fail(err, TD_NO_MEMORY, "router: out of memory");
+    s->loop = loop;
+    s->config = config;
+    s->started_ns = td_now_ns();
+    s->started_wall_s = td_wall_s();
+    td_list_init(&s->requests);
+    td_list_init(&s->dead);
+    td_status st = start(s, err);
+    if (st != TD_OK) {
+        td_serve_stop(s);
+        uv_run(loop, UV_RUN_DEFAULT); /* the close callbacks of what was opened */
+        td_serve_destroy(s);
+        return st;
+    }
+    *ret = s;
+    return TD_OK;
+}
+
+uint16_t td_serve_port(const struct td_serve *s) {
+    return td_http_server_port(s->http);
+}
+
+void td_serve_stop(struct td_serve *s) {
+    if (s->phase == TD_SERVE_STOPPING) return;
+    s->phase = TD_SERVE_STOPPING;
+    if (s->load_pending) (void)uv_cancel((uv_req_t *)&s->load);
+    /* First the cancels, so that they are flushed by the links. */
+    TD_LIST_EACH_SAFE(&s->requests, it, tmp) {
+        td_request_abandon(TD_CONTAINER(it, struct td_request, link));
+    }
+    if (s->http) td_http_server_stop(s->http);
+    td_link_server_destroy(s->links);
+    s->links = NULL;
+    for (int i = 0; i < TD_FLEET_WORKERS_MAX; i++)
+        s->workers[i].conn = NULL;
+    td_timer_destroy(s->deadline);
+    td_timer_destroy(s->tick);
+    s->deadline = s->tick = NULL;
+}
+
+td_status td_serve_result(const struct td_serve *s, struct td_error *err) {
+    if (s->result != TD_OK && err) *err = s->error;
+    return s->result;
+}
+
+void td_serve_destroy(struct td_serve *s) {
+    if (!s) return;
+    td_request_reap(s);
+    td_http_server_destroy(s->http);
+    td_flow_destroy(s->flow);
+    for (int i = 0; i < TD_FLEET_WORKERS_MAX; i++)
+        free(s->workers[i].settings);
+    td_ids_free(&s->probe);
+    td_tokenizer_destroy(s->tokenizer);
+    td_json_out_free(&s->scratch);
+    free(s);
+}

@@ -1,0 +1,119 @@
+/* What the files of the router's shell share: the server's state and the life of one generating
+ * request. Included by serve*.c, request.c, route.c and api_*.c alone. */
+#ifndef TD_ROUTER_SERVE_PARTS_H
+#define TD_ROUTER_SERVE_PARTS_H
+
+#include "common/base/list.h"
+#include "common/io/loop.h"
+#include "proto/link.h"
+#include "router/answer.h"
+#include "router/flow.h"
+#include "router/metrics.h"
+#include "router/serve.h"
+
+enum { TD_REQUEST_ID_MAX = 65, TD_KEEP_ALIVE_MS = 5000, TD_SERVE_TICK_MS = 500 };
+
+enum td_serve_phase { TD_SERVE_LOADING, TD_SERVE_RUNNING, TD_SERVE_STOPPING };
+
+struct td_serve_worker { /* a control link that is up */
+    uint64_t epoch;      /* 0: free */
+    struct td_conn *conn;
+    char name[TD_NAME_MAX];
+    char *settings; /* "key = value\n" lines of its hello */
+    size_t settings_len;
+};
+
+struct td_serve {
+    uv_loop_t *loop;
+    const struct td_config *config;
+    uint64_t epoch, started_ns;
+    int64_t started_wall_s;
+    char model[TD_NAME_MAX];
+    enum td_serve_phase phase;
+    td_status result;
+    struct td_error error;
+
+    struct td_http_server *http;
+    struct td_link_server *links;
+    struct td_flow *flow; /* NULL while loading */
+    struct td_timer *deadline, *tick;
+    struct td_serve_worker workers[TD_FLEET_WORKERS_MAX];
+    bool pumping;
+    char last_probe[TD_TEXT_MAX]; /* why the last probe failed; "" */
+
+    /* set by the loading job, read-only afterwards */
+    uv_work_t load;
+    bool load_pending;
+    td_status load_status;
+    struct td_error load_error;
+    struct td_tokenizer *tokenizer;
+    struct td_chat chat;
+    struct td_ids probe;
+    struct td_api_defaults defaults;
+
+    struct td_link requests; /* alive */
+    struct td_link dead;     /* ended; freed when no action can refer to them */
+    uint32_t n_requests;
+    uint64_t next_request;
+    struct td_metrics metrics;
+    struct td_json_out scratch; /* every answer is written here before it is sent */
+};
+
+/* ---- one request for tokens (request.c) ---- */
+
+enum td_request_stage { TD_REQUEST_PREPARING, TD_REQUEST_RUNNING, TD_REQUEST_ENDED };
+
+struct td_request {
+    struct td_link link;
+    struct td_serve *s;
+    struct td_http_conn *conn; /* NULL: the client is gone, or answered */
+    enum td_request_stage stage;
+    bool held;  /* someone on the stack still looks at it */
+    bool begun; /* the head of a stream is out */
+    uint64_t id;
+    char request_id[TD_REQUEST_ID_MAX];
+    uv_work_t work;
+    enum td_api_kind kind;
+    char *body; /* owned until prepared */
+    size_t body_n;
+    struct td_api_error error; /* of the preparation; status 0: none */
+    struct td_ids prompt;
+    struct td_answer answer;
+    uint32_t n_tokens; /* delivered */
+    uint64_t arrived_ns, prepared_ns, first_ns, last_ns;
+    uint64_t n_seen, quiet_since_ns; /* keep-alive */
+};
+
+/* Takes a POST to a generating endpoint; always answers, at once or later. */
+void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
+                      const char *request_id);
+void td_request_gone(struct td_request *r);    /* the client left */
+void td_request_abandon(struct td_request *r); /* the router stops */
+void td_request_deliver(struct td_request *r, const struct td_token *tokens, uint32_t n);
+void td_request_end(struct td_request *r, const struct td_flow_action *a);
+void td_request_fail(struct td_request *r, const struct td_flow_action *a);
+void td_request_tick(struct td_request *r, uint64_t now_ns);
+/* Frees ended requests. */
+void td_request_reap(struct td_serve *s);
+
+/* ---- serve_flow.c ---- */
+
+/* Feeds one event and carries out all actions, also those of events fed meanwhile. */
+void td_serve_step(struct td_serve *s, const struct td_flow_event *ev);
+td_status td_serve_start_flow(struct td_serve *s, struct td_error *err);
+/* Why /ready would say no; NULL when it says yes. */
+const char *td_serve_not_ready(const struct td_serve *s);
+
+/* ---- route.c and one file per endpoint ---- */
+
+void td_route(void *serve, struct td_http_conn *c);
+void td_route_refused(void *serve, struct td_http_conn *c, int status, const char *sentence);
+void td_api_models(struct td_serve *s, struct td_http_conn *c, const char *name);
+void td_api_health(struct td_serve *s, struct td_http_conn *c);
+void td_api_ready(struct td_serve *s, struct td_http_conn *c);
+void td_api_metrics(struct td_serve *s, struct td_http_conn *c);
+void td_api_cluster(struct td_serve *s, struct td_http_conn *c);
+/* Sends what is in s->scratch. */
+void td_api_send(struct td_serve *s, struct td_http_conn *c, int status, const char *type);
+
+#endif
