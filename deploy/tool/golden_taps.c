@@ -1,0 +1,167 @@
+/* Golden files of layer taps: every layer alone from its recorded input streams, and the logits
+ * of the whole pass. */
+#include "deploy/tool/golden.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/model/safetensors.h"
+
+struct taps {
+    struct td_safetensors file;
+    uint32_t tokens;
+    int32_t *ids;                        /* [tokens] */
+    float *golden;                       /* [tokens, 4, hidden]; the largest tap */
+    float *in;                           /* [tokens, 4, hidden] */
+    float *attn, *ffn, *out;             /* ours */
+    int32_t *selected, *golden_selected; /* [tokens, topk] */
+};
+
+static void finish_taps(struct taps *t) {
+    td_safetensors_finish(&t->file);
+    free(t->ids);
+    free(t->golden);
+    free(t->in);
+    free(t->attn);
+    free(t->ffn);
+    free(t->out);
+    free(t->selected);
+    free(t->golden_selected);
+}
+
+/* Copies tensor `name` of a 4-byte type and `n` elements. */
+static td_status read_tap(const struct td_golden *g, const struct taps *t, const char *name,
+                          enum td_dtype dtype, size_t n, void *ret, struct td_error *err) {
+    const struct td_tensor *x = td_safetensors_find(&t->file, name);
+    if (!x || x->dtype != dtype || x->bytes != 4 * n)
+        return td_fail(err, TD_FORMAT,
+                       "%.200s: tensor %s: expected %s with %zu elements, found %s%s", g->path,
+                       name, dtype == TD_DTYPE_I32 ? "I32" : "F32", n,
+                       x ? x->dtype_name : "nothing", x ? " of another size" : "");
+    memcpy(ret, x->data, 4 * n);
+    return TD_OK;
+}
+
+static td_status open_taps(struct td_golden *g, struct taps *t, struct td_error *err) {
+    const struct td_model_config *c = &g->model->config;
+    TD_TRY(td_safetensors_open(&t->file, g->path, err));
+    const char *numerics = td_safetensors_meta(&t->file, "numerics");
+    if (!numerics || strcmp(numerics, "plain") != 0)
+        return td_fail(err, TD_UNSUPPORTED,
+                       "%.200s: expected taps of numerics plain, found %.20s; ref does not exist "
+                       "in this build",
+                       g->path, numerics ? numerics : "none named");
+    const struct td_tensor *ids = td_safetensors_find(&t->file, "ids");
+    if (!ids || ids->rank != 1 || ids->shape[0] == 0 || ids->shape[0] > c->max_positions)
+        return td_fail(err, TD_FORMAT, "%.200s: tensor ids: expected I32 [tokens]", g->path);
+    t->tokens = (uint32_t)ids->shape[0];
+    size_t n = t->tokens, streams = n * TD_HC_STREAMS * c->hidden;
+    t->ids = calloc(n, sizeof *t->ids);
+    t->golden = calloc(streams + c->vocab, sizeof *t->golden);
+    t->in = calloc(streams, sizeof *t->in);
+    t->out = calloc(streams, sizeof *t->out);
+    t->attn = calloc(n * c->hidden, sizeof *t->attn);
+    t->ffn = calloc(n * c->hidden, sizeof *t->ffn);
+    t->selected = calloc(n * g->options.index_topk, sizeof *t->selected);
+    t->golden_selected = calloc(n * g->options.index_topk, sizeof *t->golden_selected);
+    if (!t->ids || !t->golden || !t->in || !t->out || !t->attn || !t->ffn || !t->selected ||
+        !t->golden_selected)
+        return td_fail(err, TD_NO_MEMORY, "%.250s: no memory", g->path);
+    return read_tap(g, t, "ids", TD_DTYPE_I32, n, t->ids, err);
+}
+
+static td_status compare_tap(const struct td_golden *g, struct taps *t, uint32_t layer,
+                             const char *what, const float *ours, size_t n, double *ret,
+                             struct td_error *err) {
+    char name[64];
+    snprintf(name, sizeof name, "layer.%u.%s", layer, what);
+    TD_TRY(read_tap(g, t, name, TD_DTYPE_F32, n, t->golden, err));
+    *ret = td_golden_error(ours, t->golden, n);
+    return TD_OK;
+}
+
+/* Tokens whose selected set is not the recorded one. */
+static td_status compare_selected(const struct td_golden *g, struct taps *t, uint32_t layer,
+                                  uint32_t *ret, struct td_error *err) {
+    char name[64];
+    uint32_t k = g->options.index_topk, differ = 0;
+    snprintf(name, sizeof name, "layer.%u.selected", layer);
+    TD_TRY(read_tap(g, t, name, TD_DTYPE_I32, (size_t)t->tokens * k, t->golden_selected, err));
+    for (uint32_t i = 0; i < t->tokens; i++) {
+        const int32_t *ours = t->selected + (size_t)i * k,
+                      *want = t->golden_selected + (size_t)i * k;
+        uint32_t n = td_golden_count(want, k);
+        differ += td_golden_count(ours, k) != n || td_golden_overlap(ours, k, want, k) != n;
+    }
+    *ret = differ;
+    return TD_OK;
+}
+
+static td_status run_layer(struct td_golden *g, struct taps *t, uint32_t layer, double *ret_error,
+                           uint32_t *ret_differ, struct td_error *err) {
+    const struct td_model_config *c = &g->model->config;
+    size_t rows = (size_t)t->tokens * c->hidden, streams = rows * TD_HC_STREAMS;
+    bool csa = c->kind[layer] == TD_LAYER_CSA;
+    char name[64];
+    double attn, ffn, out;
+    snprintf(name, sizeof name, "layer.%u.in", layer);
+    TD_TRY(read_tap(g, t, name, TD_DTYPE_F32, streams, t->in, err));
+    struct td_layer_tap tap = {.layer = layer,
+                               .n = t->tokens,
+                               .ids = t->ids,
+                               .x_in = t->in,
+                               .attn_out = t->attn,
+                               .ffn_out = t->ffn,
+                               .x_out = t->out,
+                               .selected = csa ? t->selected : NULL};
+    TD_TRY(td_engine_layer(g->engine, &tap, err));
+    TD_TRY(compare_tap(g, t, layer, "attn_out", t->attn, rows, &attn, err));
+    TD_TRY(compare_tap(g, t, layer, "ffn_out", t->ffn, rows, &ffn, err));
+    TD_TRY(compare_tap(g, t, layer + 1, "in", t->out, streams, &out, err));
+    *ret_differ = 0;
+    if (csa) TD_TRY(compare_selected(g, t, layer, ret_differ, err));
+    printf("layer %u: rel err attn_out %.2e, ffn_out %.2e, streams %.2e", layer, attn, ffn, out);
+    if (csa) printf(", tokens with another selection %u of %u", *ret_differ, t->tokens);
+    printf("\n");
+    *ret_error = fmax(attn, fmax(ffn, out));
+    return TD_OK;
+}
+
+static td_status run_all(struct td_golden *g, struct taps *t, bool *ret_pass,
+                         struct td_error *err) {
+    const struct td_model_config *c = &g->model->config;
+    double layer_limit = g->exact ? TD_GOLDEN_TAPS_EXACT : TD_GOLDEN_LOGITS_SERVED;
+    double logit_limit = g->exact ? TD_GOLDEN_LOGITS_EXACT : TD_GOLDEN_LOGITS_SERVED;
+    double error[TD_MAX_LAYERS], worst = 0, last;
+    uint32_t differ, differing = 0;
+    const float *logits;
+    for (uint32_t l = 0; l < c->layers; l++) {
+        TD_TRY(run_layer(g, t, l, &error[l], &differ, err));
+        worst = fmax(worst, error[l]);
+        differing += differ;
+    }
+    TD_TRY(td_golden_run(g, t->ids, 0, t->tokens, &logits, NULL, err));
+    TD_TRY(read_tap(g, t, "last_logits", TD_DTYPE_F32, c->vocab, t->golden, err));
+    last = td_golden_error(logits, t->golden, c->vocab);
+    printf("logits of the whole pass: rel err %.2e\n", last);
+    *ret_pass = worst <= layer_limit && last <= logit_limit && !(g->exact && differing);
+    printf("tolerance %.0e per layer, %.0e for the logits%s: %s\n", layer_limit, logit_limit,
+           g->exact ? ", equal selections" : "", *ret_pass ? "ok" : "FAILED");
+    printf("golden: cases %u, worst rel err %.2e, median %.2e, greedy mismatches %d\n", c->layers,
+           worst, td_golden_median(error, c->layers),
+           td_golden_argmax(logits, c->vocab) != td_golden_argmax(t->golden, c->vocab));
+    return TD_OK;
+}
+
+td_status td_golden_taps(struct td_golden *g, bool *ret_pass, struct td_error *err) {
+    struct taps t = {0};
+    td_status st;
+    TD_TRY_GOTO(open_taps(g, &t, err), finish);
+    TD_TRY_GOTO(td_golden_engine(g, t.tokens, err), finish);
+    TD_TRY_GOTO(run_all(g, &t, ret_pass, err), finish);
+finish:
+    finish_taps(&t);
+    return st;
+}
