@@ -166,19 +166,31 @@ static void write_all(int fd, const void *p, size_t len) {
 }
 
 void receiver_start(struct receiver *r) {
+    sender_start(r, NULL, 0);
+}
+
+void sender_start(struct receiver *r, const void *address, size_t len) {
     memset(r, 0, sizeof *r);
-    int out[2];
-    NEED(pipe(out) == 0, "no pipe");
+    int out[2], in[2];
+    NEED(pipe(out) == 0 && pipe(in) == 0, "no pipe");
     r->pid = fork();
     NEED(r->pid >= 0, "no process");
     if (r->pid == 0) {
         dup2(out[1], STDOUT_FILENO);
+        dup2(in[0], STDIN_FILENO);
         close(out[0]);
         close(out[1]);
+        close(in[0]);
+        close(in[1]);
         execl("/proc/self/exe", "receiver", "receiver", (char *)NULL);
         _exit(127);
     }
     close(out[1]);
+    close(in[0]);
+    uint64_t address_len = len;
+    write_all(in[1], &address_len, sizeof address_len);
+    if (len) write_all(in[1], address, len);
+    close(in[1]);
     read_all(out[0], &r->epoch, sizeof r->epoch);
     read_all(out[0], &r->address_len, sizeof r->address_len);
     read_all(out[0], &r->key_len, sizeof r->key_len);
@@ -235,6 +247,16 @@ int receiver_main(void) {
     write_all(STDOUT_FILENO, &key_len, sizeof key_len);
     write_all(STDOUT_FILENO, address, address_len);
     write_all(STDOUT_FILENO, key, key_len);
+    uint64_t other_len;
+    static uint8_t other[TD_XFER_ADDRESS_MAX];
+    read_all(STDIN_FILENO, &other_len, sizeof other_len);
+    NEED(other_len <= sizeof other, "an address of %llu bytes", (unsigned long long)other_len);
+    if (other_len) {
+        read_all(STDIN_FILENO, other, other_len);
+        end_connect(&e, other, other_len);
+        struct order o = {.op = OP_OK, .epoch = my_epoch};
+        NEED(td_xfer_send(e.peer, &o, sizeof o, UINT64_MAX) == TD_OK, "no greeting");
+    }
     struct end *ends[] = {&e};
     /* Longer than any test; a test that ends kills it. */
     ends_run(ends, 1, never, &e, 120000);

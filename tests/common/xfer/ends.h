@@ -63,6 +63,8 @@ struct receiver {
 };
 
 void receiver_start(struct receiver *r);
+/* The same, and it connects to `address` and sends an OP_OK with its epoch. */
+void sender_start(struct receiver *r, const void *address, size_t len);
 /* Kills (if alive) and reaps. */
 void receiver_stop(struct receiver *r);
 int receiver_main(void);

@@ -87,6 +87,18 @@ static bool closed(void *user) {
     (void)user;
     return a.closed > 0;
 }
+static bool spoken_to(void *user) {
+    return ((struct end *)user)->messages >= 1;
+}
+static bool answered_twice(void *user) {
+    return ((struct end *)user)->messages >= 2;
+}
+static bool end_lost(void *user) {
+    return ((struct end *)user)->lost > 0;
+}
+static bool end_closed(void *user) {
+    return ((struct end *)user)->closed > 0;
+}
 static bool never(void *user) {
     (void)user;
     return false;
@@ -297,6 +309,38 @@ static void test_restarted_receiver(void **state) {
     send_slab(4, 0);
 }
 
+/* The side that was connected to learns of a death as well, and can answer until then. */
+static void test_killed_sender(void **state) {
+    (void)state;
+    static struct end b;
+    static struct end *accepting[] = {&b};
+    static struct receiver sender;
+    end_open(&b, 0, 0);
+    unsigned mapped = mappings();
+    for (unsigned i = 1; i <= 2; i++) {
+        size_t len;
+        const void *address = td_xfer_address(b.x, &len);
+        b.lost = b.closed = b.messages = 0;
+        sender_start(&sender, address, len);
+        assert_true(ends_run(accepting, 1, spoken_to, &b, 5000));
+        assert_int_equal(b.accepted, i);
+        struct order o;
+        assert_int_equal(b.last_len, sizeof o);
+        memcpy(&o, b.last, sizeof o);
+        assert_int_equal(o.epoch, sender.epoch);
+        o.op = OP_HELLO;
+        assert_int_equal(td_xfer_send(b.peer, &o, sizeof o, UINT64_MAX), TD_OK);
+        assert_true(ends_run(accepting, 1, answered_twice, &b, 5000));
+        receiver_stop(&sender);
+        assert_true(ends_run(accepting, 1, end_lost, &b, 5000));
+        assert_int_equal(b.why, TD_PEER_LOST);
+        td_xfer_peer_close(b.peer);
+        assert_true(ends_run(accepting, 1, end_closed, &b, 2000));
+        assert_int_equal(mappings(), mapped);
+    }
+    end_close(&b);
+}
+
 static unsigned descriptors(void) {
     DIR *d = opendir("/proc/self/fd");
     assert_non_null(d);
@@ -353,6 +397,7 @@ int main(int argc, char **argv) {
         CASE(test_killed_while_idle),
         CASE(test_closed_while_dead_and_unnoticed),
         CASE(test_stopped_receiver),
+        CASE(test_killed_sender),
         CASE(test_restarted_receiver),
         CASE(test_many_restarts_leave_nothing),
     };
