@@ -7,21 +7,29 @@
 #include <unistd.h>
 
 /* The lists hold the whole API of this day; a name outside is a client's mistake. */
-#define COMMON_PARAMS                                                                              \
-    {"model", TD_PARAM_READ, NULL}, {"stream", TD_PARAM_READ, NULL},                               \
-        {"stream_options", TD_PARAM_READ, NULL}, {"temperature", TD_PARAM_READ, NULL},             \
-        {"top_p", TD_PARAM_READ, NULL}, {"top_k", TD_PARAM_READ, NULL},                            \
-        {"min_p", TD_PARAM_READ, NULL}, {"seed", TD_PARAM_READ, NULL},                             \
-        {"stop", TD_PARAM_READ, NULL}, {"max_tokens", TD_PARAM_READ, NULL},                        \
-        {"logprobs", TD_PARAM_READ, NULL}, {"ignore_eos", TD_PARAM_READ, NULL},                    \
-        {"user", TD_PARAM_HARMLESS, NULL}, {"metadata", TD_PARAM_HARMLESS, NULL},                  \
-        {"n", TD_PARAM_ONE, NULL}, {"frequency_penalty", TD_PARAM_ZERO, NULL},                     \
-        {"presence_penalty", TD_PARAM_ZERO, NULL}, {                                               \
-        "logit_bias", TD_PARAM_EMPTY, NULL                                                         \
-    }
+static const struct td_param common_params[] = {
+    {"model", TD_PARAM_READ, NULL},
+    {"stream", TD_PARAM_READ, NULL},
+    {"stream_options", TD_PARAM_READ, NULL},
+    {"temperature", TD_PARAM_READ, NULL},
+    {"top_p", TD_PARAM_READ, NULL},
+    {"top_k", TD_PARAM_READ, NULL},
+    {"min_p", TD_PARAM_READ, NULL},
+    {"seed", TD_PARAM_READ, NULL},
+    {"stop", TD_PARAM_READ, NULL},
+    {"max_tokens", TD_PARAM_READ, NULL},
+    {"logprobs", TD_PARAM_READ, NULL},
+    {"ignore_eos", TD_PARAM_READ, NULL},
+    {"user", TD_PARAM_HARMLESS, NULL},
+    {"metadata", TD_PARAM_HARMLESS, NULL},
+    {"n", TD_PARAM_ONE, NULL},
+    {"frequency_penalty", TD_PARAM_ZERO, NULL},
+    {"presence_penalty", TD_PARAM_ZERO, NULL},
+    {"logit_bias", TD_PARAM_EMPTY, NULL},
+    {0},
+};
 
 static const struct td_param chat_params[] = {
-    COMMON_PARAMS,
     {"messages", TD_PARAM_READ, NULL},
     {"max_completion_tokens", TD_PARAM_READ, NULL},
     {"top_logprobs", TD_PARAM_READ, NULL},
@@ -49,7 +57,6 @@ static const struct td_param chat_params[] = {
 };
 
 static const struct td_param completion_params[] = {
-    COMMON_PARAMS,
     {"prompt", TD_PARAM_READ, NULL},
     {"best_of", TD_PARAM_ONE, NULL},
     {"echo", TD_PARAM_FALSE, NULL},
@@ -156,7 +163,7 @@ static td_status read_stream(const struct td_fields *f, struct td_api_params *p)
     if (!p->stream)
         return td_api_refuse(f->e, 400, NULL, "stream_options",
                              "stream_options: expected stream to be true, found it is not");
-    TD_TRY(td_fields_known(&o, known));
+    TD_TRY(td_fields_known(&o, known, NULL));
     return td_field_bool(&o, "include_usage", &p->include_usage);
 }
 
@@ -193,7 +200,7 @@ static td_status read_mode(const struct td_fields *f, struct td_api_params *p) {
     TD_TRY(td_field_object(f, "chat_template_kwargs", &kwargs));
     if (!kwargs) return TD_OK;
     struct td_fields k = {kwargs, "chat_template_kwargs.", f->e};
-    TD_TRY(td_fields_known(&k, known));
+    TD_TRY(td_fields_known(&k, known, NULL));
     if (!td_field(&k, "thinking")) return TD_OK;
     TD_TRY(td_field_bool(&k, "thinking", &p->thinking));
     if (effort >= 0 && p->thinking != (effort != 0))
@@ -212,7 +219,8 @@ td_status td_api_params_read(const json_t *root, enum td_api_kind kind,
         .max_new = d->max_new,
         .sampling = {.temperature = d->temperature, .top_p = d->top_p, .top_k = d->top_k},
     };
-    TD_TRY(td_fields_known(&f, kind == TD_API_CHAT ? chat_params : completion_params));
+    TD_TRY(
+        td_fields_known(&f, common_params, kind == TD_API_CHAT ? chat_params : completion_params));
     TD_TRY(read_model(&f, d));
     TD_TRY(read_sampling(&f, p));
     TD_TRY(read_limits(&f, p));

@@ -70,7 +70,7 @@ static td_status join_parts(const struct td_fields *f, const json_t *parts,
                                  td_request_found(part, found));
         }
         if (!td_field(&pf, "type")) return td_field_wrong(&pf, "type", "\"text\"");
-        TD_TRY(td_fields_known(&pf, part_params));
+        TD_TRY(td_fields_known(&pf, part_params, NULL));
         TD_TRY(td_field_str(&pf, "text", &text, &len));
         if (!text) return td_field_wrong(&pf, "text", "a string");
         total += len + 2;
@@ -96,7 +96,7 @@ static td_status read_message(const json_t *v, const char *path, struct td_api_e
                               struct td_chat_message *m, char **ret_owned) {
     struct td_fields f = {v, path, e};
     TD_TRY(read_role(&f, &m->role));
-    TD_TRY(td_fields_known(&f, message_params));
+    TD_TRY(td_fields_known(&f, message_params, NULL));
     TD_TRY(td_field_str(&f, "reasoning_content", &m->reasoning, &m->reasoning_n));
     if (m->reasoning_n && m->role != TD_CHAT_ASSISTANT)
         return td_field_wrong(&f, "reasoning_content", "none, except on an assistant's message");

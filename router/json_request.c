@@ -180,12 +180,14 @@ static const struct td_param *find(const struct td_param *list, const char *name
     return NULL;
 }
 
-td_status td_fields_known(const struct td_fields *f, const struct td_param *list) {
+td_status td_fields_known(const struct td_fields *f, const struct td_param *list,
+                          const struct td_param *more) {
     const char *key;
     json_t *v;
     json_object_foreach((json_t *)(uintptr_t)f->object, key, v) {
         char full[96], found[40];
         const struct td_param *p = find(list, key);
+        if (!p && more) p = find(more, key);
         td_field_name(f, key, full);
         if (!p)
             return td_api_refuse(f->e, 400, "unknown_parameter", full, "unknown parameter '%s'",

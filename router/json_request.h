@@ -64,7 +64,9 @@ struct td_param {
     const char *words; /* 'a|b' */
 };
 
-/* Checks every key of the object against the list, which ends with a NULL name. */
-TD_MUST_USE td_status td_fields_known(const struct td_fields *f, const struct td_param *list);
+/* Checks every key of the object against the list, which ends with a NULL name, and a second one
+ * (may be NULL). */
+TD_MUST_USE td_status td_fields_known(const struct td_fields *f, const struct td_param *list,
+                                      const struct td_param *more);
 
 #endif
