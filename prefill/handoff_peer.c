@@ -1,0 +1,224 @@
+/* Peers of the sending half: greeting, beats, credits, verdicts, silence. */
+#include <stdio.h>
+#include <string.h>
+
+#include "prefill/handoff_parts.h"
+
+struct td_msg *td_peer_send(struct td_sender *s, uint32_t peer, enum td_msg_type type) {
+    struct td_prefill_action *a = td_fifo_push(s->actions);
+    a->kind = TD_PREFILL_SEND_PEER;
+    a->peer.epoch = s->peer[peer].epoch;
+    a->peer.msg.type = type;
+    return &a->peer.msg;
+}
+
+static uint32_t find(const struct td_sender *s, uint64_t epoch) {
+    for (uint32_t p = 0; p < s->o->max_peers; p++)
+        if (s->peer[p].state != TD_PEER_FREE && s->peer[p].epoch == epoch) return p;
+    return UINT32_MAX;
+}
+
+uint32_t td_peer_for(struct td_sender *s, uint64_t now_ns, uint64_t epoch, const uint8_t *address,
+                     size_t address_len) {
+    uint32_t p = find(s, epoch);
+    if (p != UINT32_MAX) return p;
+    for (p = 0; p < s->o->max_peers && s->peer[p].state != TD_PEER_FREE; p++) {
+    }
+    if (p == s->o->max_peers) return UINT32_MAX;
+    s->peer[p] = (struct td_sender_peer){
+        .epoch = epoch,
+        .state = TD_PEER_GREETING,
+        .deadline_ns = now_ns + s->o->transfer_ns,
+        .heard_ns = now_ns,
+    };
+    struct td_prefill_action *a = td_fifo_push(s->actions);
+    a->kind = TD_PREFILL_CONNECT;
+    a->peer.epoch = epoch;
+    a->peer.address = address;
+    a->peer.address_len = address_len;
+    struct td_msg_peer_hello *m = &td_peer_send(s, p, TD_MSG_PEER_HELLO)->peer_hello;
+    m->version = TD_PROTO_VERSION;
+    m->epoch = s->o->epoch;
+    m->decode_epoch = epoch;
+    m->fingerprint = s->o->layout->fingerprint;
+    m->numerics_id = s->o->numerics_id;
+    return p;
+}
+
+void td_peer_lost(struct td_sender *s, uint32_t peer, td_status status, const char *text) {
+    struct td_sender_peer *p = &s->peer[peer];
+    if (p->state == TD_PEER_FREE || p->state == TD_PEER_CLOSING) return;
+    p->state = TD_PEER_CLOSING;
+    for (uint32_t i = 0; i < s->o->max_requests; i++)
+        if (s->ticket[i].state == TD_TICKET_OPEN && s->ticket[i].peer == peer)
+            td_ticket_over(s, i, status, text);
+    struct td_prefill_action *a = td_fifo_push(s->actions);
+    a->kind = TD_PREFILL_CLOSE;
+    a->peer.epoch = p->epoch;
+}
+
+void td_peer_forget(struct td_sender *s, uint32_t peer) {
+    struct td_sender_peer *p = &s->peer[peer];
+    if (p->closed && p->slabs == 0) *p = (struct td_sender_peer){.state = TD_PEER_FREE};
+}
+
+static void closed(struct td_sender *s, uint32_t peer) {
+    /* A pack under way reads our own pool only and ends by PACKED. */
+    for (uint32_t k = 0; k < s->o->send_slabs; k++)
+        if (s->slab[k].peer == peer &&
+            (s->slab[k].state == TD_SLAB_PUTTING || s->slab[k].state == TD_SLAB_UNQUIET))
+            td_slab_free(s, k);
+    s->peer[peer].closed = true;
+    td_peer_forget(s, peer);
+}
+
+static void welcome(struct td_sender *s, uint32_t peer, const struct td_msg_peer_welcome *m) {
+    struct td_sender_peer *p = &s->peer[peer];
+    if (p->state != TD_PEER_GREETING || m->prefill_epoch != s->o->epoch) return;
+    char text[TD_TEXT_MAX];
+    if (m->status != TD_OK) {
+        td_peer_lost(s, peer, m->status, m->text);
+        return;
+    }
+    uint64_t need = td_kv_slot_block_bytes_max(s->o->layout);
+    if (need < td_kv_page_block_bytes_max(s->o->layout))
+        need = td_kv_page_block_bytes_max(s->o->layout);
+    if (m->slab_bytes < need || m->n_slabs == 0 || m->n_slabs > TD_LANDING_SLABS_MAX) {
+        snprintf(text, sizeof text,
+                 "landing slabs: expected 1 to %d of at least %llu bytes, found %u of %llu",
+                 TD_LANDING_SLABS_MAX, (unsigned long long)need, m->n_slabs,
+                 (unsigned long long)m->slab_bytes);
+        td_peer_lost(s, peer, TD_MISMATCH, text);
+        return;
+    }
+    p->state = TD_PEER_OPEN;
+    p->slab_bytes = m->slab_bytes < s->o->slab_bytes ? m->slab_bytes : s->o->slab_bytes;
+    p->n_landing = m->n_slabs;
+    for (uint32_t k = 0; k < m->n_slabs; k++)
+        p->landing[k] =
+            (struct td_sender_landing){.address = m->slab_address[k], .owner = UINT32_MAX};
+}
+
+static void credit(struct td_sender *s, uint64_t now_ns, uint32_t peer,
+                   const struct td_msg_credit *m) {
+    struct td_sender_peer *p = &s->peer[peer];
+    if (m->slab >= p->n_landing) return;
+    struct td_sender_landing *l = &p->landing[m->slab];
+    /* A double, or of an earlier use of the slab. */
+    if (l->state != TD_LANDING_THEIRS || l->ticket != m->ticket || l->first_block != m->first_block)
+        return;
+    l->state = TD_LANDING_OURS;
+    if (l->owner == UINT32_MAX) return;
+    s->ticket[l->owner].theirs--;
+    td_ticket_touch(s, l->owner, now_ns);
+    l->owner = UINT32_MAX;
+}
+
+static uint32_t ticket_of(const struct td_sender *s, uint32_t peer, uint64_t ticket) {
+    for (uint32_t i = 0; i < s->o->max_requests; i++)
+        if (s->ticket[i].state == TD_TICKET_OPEN && s->ticket[i].peer == peer &&
+            s->ticket[i].o.ticket == ticket)
+            return i;
+    return UINT32_MAX;
+}
+
+static void message(struct td_sender *s, uint64_t now_ns, uint32_t peer, const struct td_msg *m) {
+    s->peer[peer].heard_ns = now_ns;
+    uint32_t i;
+    switch (m->type) {
+    case TD_MSG_PEER_WELCOME:
+        welcome(s, peer, &m->peer_welcome);
+        return;
+    case TD_MSG_CREDIT:
+        credit(s, now_ns, peer, &m->credit);
+        return;
+    case TD_MSG_VERDICT:
+        i = ticket_of(s, peer, m->verdict.ticket);
+        if (i == UINT32_MAX) return;
+        if (m->verdict.status == TD_OK && !s->ticket[i].manifest)
+            td_sender_abort(s, i, TD_PROTOCOL, "decode accepted a handoff that was not complete");
+        else
+            td_ticket_over(s, i, m->verdict.status, m->verdict.text);
+        return;
+    case TD_MSG_ABORT:
+        i = ticket_of(s, peer, m->abort.ticket);
+        if (i == UINT32_MAX) return;
+        td_ticket_over(s, i, m->abort.status != TD_OK ? m->abort.status : TD_PROTOCOL,
+                       m->abort.text);
+        return;
+    default:
+        return; /* a beat, or nothing we know: it was heard */
+    }
+}
+
+void td_peer_event(struct td_sender *s, const struct td_prefill_event *ev) {
+    uint32_t p = find(s, ev->peer.epoch);
+    if (p == UINT32_MAX) return;
+    switch (ev->kind) {
+    case TD_PREFILL_PEER_MESSAGE:
+        if (s->peer[p].state != TD_PEER_CLOSING) message(s, ev->now_ns, p, ev->peer.msg);
+        return;
+    case TD_PREFILL_PEER_LOST:
+        td_peer_lost(s, p, ev->peer.status != TD_OK ? ev->peer.status : TD_PEER_LOST,
+                     "the link to the decode worker is lost");
+        return;
+    case TD_PREFILL_PEER_CLOSED:
+        td_peer_lost(s, p, TD_PEER_LOST, "the link to the decode worker was closed");
+        closed(s, p);
+        return;
+    default:
+        assert(!"an event of the handoff");
+    }
+}
+
+/* ---- clocks ---- */
+
+static void beat(struct td_sender *s, uint64_t now_ns, uint32_t peer) {
+    struct td_sender_peer *p = &s->peer[peer];
+    struct td_msg_peer_beat *m = &td_peer_send(s, peer, TD_MSG_PEER_BEAT)->peer_beat;
+    m->epoch = s->o->epoch;
+    m->seq = ++p->seq;
+    p->beat_ns = now_ns + s->o->beat_ns;
+}
+
+static uint64_t peer_deadline(const struct td_sender *s, const struct td_sender_peer *p) {
+    if (p->state == TD_PEER_GREETING) return p->deadline_ns;
+    if (p->state != TD_PEER_OPEN) return UINT64_MAX;
+    uint64_t silence = p->heard_ns + s->o->peer_timeout_ns;
+    return silence < p->beat_ns ? silence : p->beat_ns;
+}
+
+void td_sender_timer(struct td_sender *s, uint64_t now_ns) {
+    for (uint32_t i = 0; i < s->o->max_requests; i++) {
+        struct td_sender_ticket *t = &s->ticket[i];
+        if (t->state != TD_TICKET_OPEN || t->deadline_ns > now_ns) continue;
+        /* A credit that does not come back would be missing for ever: only a new link brings the
+         * landing slab back. */
+        if (t->theirs > 0)
+            td_peer_lost(s, t->peer, TD_TIMEOUT, "the decode worker did not return a slab in time");
+        else
+            td_sender_abort(s, i, TD_TIMEOUT, "the decode worker did not answer in time");
+    }
+    for (uint32_t p = 0; p < s->o->max_peers; p++) {
+        struct td_sender_peer *peer = &s->peer[p];
+        if (peer_deadline(s, peer) > now_ns) continue;
+        if (peer->state == TD_PEER_GREETING)
+            td_peer_lost(s, p, TD_UNREACHABLE, "the decode worker did not answer our hello");
+        else if (peer->heard_ns + s->o->peer_timeout_ns <= now_ns)
+            td_peer_lost(s, p, TD_PEER_LOST, "the decode worker is silent");
+        else
+            beat(s, now_ns, p);
+    }
+}
+
+uint64_t td_sender_deadline(const struct td_sender *s) {
+    uint64_t first = UINT64_MAX;
+    for (uint32_t i = 0; i < s->o->max_requests; i++)
+        if (s->ticket[i].state == TD_TICKET_OPEN && s->ticket[i].deadline_ns < first)
+            first = s->ticket[i].deadline_ns;
+    for (uint32_t p = 0; p < s->o->max_peers; p++) {
+        uint64_t d = peer_deadline(s, &s->peer[p]);
+        if (d < first) first = d;
+    }
+    return first;
+}
