@@ -2,7 +2,6 @@
  * link never holds more elements of the receiver's FIFO than its window: see internal.h for why.
  * UCX's own fragments are not used: they name the receiver's endpoint by a number that is
  * mispaired after some close-and-reconnect sequences; ours name the link. */
-#include <assert.h>
 #include <string.h>
 
 #include "common/xfer/internal.h"

@@ -1,7 +1,6 @@
 /* Links: opened by one side with an address, accepted by the other from the greeting, closed by
  * force. Each side owns an endpoint of its own with an error handler; UCX's reply endpoints have
  * neither a handler nor an owner who could close them. */
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -125,14 +125,16 @@ void td_xfer_destroy(struct td_xfer *x) {
     assert(!x->inside);
     assert(td_list_empty(&x->regions));
     x->destroying = true;
-    TD_LIST_EACH(&x->peers, it)
-    td_xfer_peer_close(TD_CONTAINER(it, struct td_xfer_peer, link));
+    TD_LIST_EACH(&x->peers, it) {
+        td_xfer_peer_close(TD_CONTAINER(it, struct td_xfer_peer, link));
+    }
     /* A few rounds let the farewells out and UCX unmap; what is stuck dies with the worker. */
     for (int i = 0; x->worker && i < 64; i++)
         ucp_worker_progress(x->worker);
     td_xfer_inbox_drop(x);
-    TD_LIST_EACH(&x->peers, it)
-    td_xfer_peer_settle(TD_CONTAINER(it, struct td_xfer_peer, link));
+    TD_LIST_EACH(&x->peers, it) {
+        td_xfer_peer_settle(TD_CONTAINER(it, struct td_xfer_peer, link));
+    }
     if (x->worker) ucp_worker_destroy(x->worker);
     quieten(&x->done);
     TD_LIST_EACH_SAFE(&x->peers, it, tmp) {
