@@ -1,0 +1,120 @@
+/* What goes into a step: one token for every running sequence, then a chunk of one self-prefilled
+ * prompt in what is left of the budget; and what comes out of it. */
+#include <stdio.h>
+
+#include "decode/sched_parts.h"
+
+/* ---- growing ---- */
+
+static struct seq *youngest(struct td_decode *d) {
+    struct seq *y = NULL;
+    for (uint32_t i = 0; i < d->o.slots; i++) {
+        struct seq *s = &d->seq[i];
+        if (s->state == RUNNING && (y == NULL || s->owner > y->owner)) y = s;
+    }
+    return y;
+}
+
+/* A page for the next token. When there is none, the youngest sequence makes room, which may be
+ * this one: then it is no longer RUNNING. */
+static void grow(struct td_decode *d, struct seq *s) {
+    while (s->state == RUNNING && s->pos / TD_KV_PAGE_TOKENS >= s->n_pages) {
+        if (d->pages.count[TD_UNIT_FREE] == 0) {
+            td_seq_fail(d, youngest(d), TD_PREEMPTED,
+                        "every page is taken and the youngest sequence has to make room");
+            continue;
+        }
+        td_status st =
+            td_ledger_take(&d->pages, s->owner, 1, td_seq_pages(d, s) + s->n_pages, NULL);
+        assert(st == TD_OK && s->n_pages < d->pages_per_seq);
+        (void)st;
+        s->n_pages++;
+    }
+}
+
+/* ---- building ---- */
+
+static void add(struct td_decode *d, struct seq *s, uint32_t n, const int32_t *ids, bool sample) {
+    s->step_n = n;
+    d->run_seq[d->n_runs] = (uint32_t)(s - d->seq);
+    d->runs[d->n_runs++] = (struct td_run){
+        .slot = s->slot,
+        .pos = s->pos,
+        .n = n,
+        .ids = ids,
+        .pages = td_seq_pages(d, s),
+        .want_logits = sample,
+    };
+    /* The token sampled from position p's logits stands at p + 1. */
+    if (sample) d->samples[d->n_samples++] = (struct td_decode_sample){&s->sampling, s->pos + n};
+}
+
+static void add_chunk(struct td_decode *d, uint32_t budget) {
+    struct seq *s = NULL;
+    for (uint32_t i = 0; i < d->o.slots; i++)
+        if (d->seq[i].state == PREFILLING && (s == NULL || d->seq[i].owner < s->owner))
+            s = &d->seq[i];
+    if (s == NULL || budget == 0) return;
+    uint32_t left = s->n_prompt - s->pos, n = left;
+    if (left > budget) {
+        uint32_t end = (s->pos + budget) / TD_KV_PAGE_TOKENS * TD_KV_PAGE_TOKENS;
+        n = end > s->pos ? end - s->pos : budget;
+    }
+    add(d, s, n, s->ids + s->pos, n == left);
+}
+
+void td_decode_run(struct td_decode *d) {
+    if (d->stepping) return;
+    for (uint32_t i = 0; i < d->o.slots; i++)
+        grow(d, &d->seq[i]);
+    d->n_runs = d->n_samples = 0;
+    for (uint32_t i = 0; i < d->o.slots; i++)
+        if (d->seq[i].state == RUNNING) add(d, &d->seq[i], 1, &d->seq[i].last, true);
+    add_chunk(d, d->o.max_tokens - d->n_runs);
+    if (d->n_runs == 0) return;
+    d->stepping = true;
+    d->step_began_ns = d->now_ns;
+    struct td_decode_action *a = td_fifo_push(&d->actions);
+    a->kind = TD_DECODE_STEP;
+    a->step.runs = d->runs;
+    a->step.n_runs = d->n_runs;
+    a->step.samples = d->samples;
+    a->step.n_samples = d->n_samples;
+}
+
+/* ---- results ---- */
+
+static void sampled(struct td_decode *d, struct seq *s, const struct td_token *token) {
+    if (s->state == PREFILLING) {
+        s->state = RUNNING;
+        s->computed_ns = d->now_ns;
+    }
+    struct td_msg_tokens *m = &td_decode_say(d, TD_MSG_TOKENS)->tokens;
+    m->key = s->key;
+    m->index = s->produced;
+    m->n = 1;
+    m->tokens = token;
+    td_seq_token(d, s, token->id);
+}
+
+void td_decode_step_done(struct td_decode *d, const struct td_decode_event *ev) {
+    assert(d->stepping);
+    d->stepping = false;
+    d->steps++;
+    uint64_t took = d->now_ns - d->step_began_ns;
+    d->step_ns = d->step_ns == 0 ? took : (7 * d->step_ns + took) / 8;
+    uint32_t sample = 0;
+    for (uint32_t k = 0; k < d->n_runs; k++) {
+        struct seq *s = &d->seq[d->run_seq[k]];
+        const struct td_token *token =
+            d->runs[k].want_logits && ev->step.status == TD_OK ? &ev->step.tokens[sample++] : NULL;
+        s->pos += s->step_n;
+        s->step_n = 0;
+        if (s->state == ENDING)
+            td_seq_release(d, s);
+        else if (ev->step.status != TD_OK)
+            td_seq_fail(d, s, ev->step.status, "the engine could not compute a step");
+        else if (token != NULL)
+            sampled(d, s, token);
+    }
+}
