@@ -32,8 +32,9 @@ TD_MUST_USE td_status td_golden_run(struct td_golden *g, const int32_t *ids, uin
                                     uint32_t to, const float **ret_logits,
                                     struct td_capture *capture, struct td_error *err);
 
-/* max |ours - golden| / max |golden|; infinite when ours holds a NaN. */
-double td_golden_error(const float *ours, const float *golden, size_t n);
+/* max |ours - golden| / max |golden|; infinite when ours holds a NaN. `most`: max |golden| when
+ * the values are part of a larger whole, else 0. */
+double td_golden_error(const float *ours, const float *golden, size_t n, double most);
 /* The lowest id of the largest logit: greedy's token. */
 uint32_t td_golden_argmax(const float *logits, uint32_t n);
 /* Of `n` values, which are sorted in place; 0 when there are none. */

@@ -92,7 +92,7 @@ static td_status run_case(struct td_golden *g, const json_t *v, uint32_t index, 
     td_status st;
     TD_TRY_GOTO(read_case(g, v, index, &c, err), finish_one);
     TD_TRY_GOTO(td_golden_run(g, c.ids, 0, c.n_prompt, &logits, NULL, err), finish_one);
-    double e = td_golden_error(logits, c.logits, g->model->config.vocab);
+    double e = td_golden_error(logits, c.logits, g->model->config.vocab, 0);
     TD_TRY_GOTO(run_greedy(g, &c, logits, tolerance, t, &equal, err), finish_one);
     t->error[t->cases++] = e;
     t->worst = fmax(t->worst, e);
