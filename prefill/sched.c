@@ -31,7 +31,7 @@ struct task {
     uint32_t n_prompt, max_new;
     struct td_sampling sampling;
     struct td_sender_order order;
-    uint8_t address[TD_XFER_ADDRESS_MAX]; /* of the decode worker */
+    uint8_t address[TD_MSG_ADDRESS_MAX]; /* of the decode worker */
     size_t address_len;
     uint32_t slot;
     uint32_t computed; /* tokens */
@@ -178,7 +178,7 @@ static td_status admissible(const struct td_prefill *p, const struct td_msg_pref
                             char *text) {
     uint64_t tokens = (uint64_t)m->n_prompt + m->max_new;
     if (m->n_prompt == 0 || m->max_new == 0 || m->ids == NULL ||
-        m->decode_address_len > TD_XFER_ADDRESS_MAX) {
+        m->decode_address_len > TD_MSG_ADDRESS_MAX) {
         snprintf(text, TD_TEXT_MAX, "an empty prompt, no output wanted, or a bad address");
         return TD_INVALID;
     }

@@ -46,7 +46,7 @@ static td_status check_hello(const struct td_msg_hello *h, struct td_error *err)
     if (h->role != TD_ROLE_ROUTER && h->role != TD_ROLE_PREFILL && h->role != TD_ROLE_DECODE)
         REFUSE("role %d is none of 1, 2, 3", (int)h->role);
     if (!h->name[0]) REFUSE("a hello without a name");
-    TD_TRY(check_blob(h->xfer_address, h->xfer_address_len, TD_XFER_ADDRESS_MAX,
+    TD_TRY(check_blob(h->xfer_address, h->xfer_address_len, TD_MSG_ADDRESS_MAX,
                       "a transfer address", err));
     return check_blob((const uint8_t *)h->settings, h->settings_len, TD_SETTINGS_MAX, "settings",
                       err);
@@ -64,7 +64,7 @@ static td_status check_prefill(const struct td_msg_prefill *p, struct td_error *
     if (p->max_new < 1) REFUSE("max_new is 0, expected at least 1");
     TD_TRY(check_sampling(&p->sampling, err));
     TD_TRY(check_ids(p->ids, p->n_prompt, err));
-    return check_blob(p->decode_address, p->decode_address_len, TD_XFER_ADDRESS_MAX,
+    return check_blob(p->decode_address, p->decode_address_len, TD_MSG_ADDRESS_MAX,
                       "a transfer address", err);
 }
 
@@ -103,7 +103,7 @@ td_status td_msg_check(const struct td_msg *m, struct td_error *err) {
     case TD_MSG_PEER_HELLO:
         if (!m->peer_hello.name[0]) REFUSE("a hello without a name");
         return check_blob(m->peer_hello.xfer_address, m->peer_hello.xfer_address_len,
-                          TD_XFER_ADDRESS_MAX, "a transfer address", err);
+                          TD_MSG_ADDRESS_MAX, "a transfer address", err);
     case TD_MSG_PEER_WELCOME:
         return check_welcome(&m->peer_welcome, err);
     case TD_MSG_MANIFEST:

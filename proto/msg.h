@@ -23,7 +23,7 @@ enum {
     TD_NAME_MAX = 64,          /* "decode@0" and the like, with the final 0 */
     TD_TEXT_MAX = 400,         /* sentences, with the final 0 */
     TD_FRAME_BYTES_MAX = 16 << 20, /* 1,048,576 ids as varints and a little more */
-    TD_XFER_ADDRESS_MAX = 4096,
+    TD_MSG_ADDRESS_MAX = 4096,
     TD_RKEY_MAX = 1024,
     TD_LANDING_SLABS_MAX = 64,
     TD_TOKENS_PER_MSG_MAX = 64,

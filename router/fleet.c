@@ -81,9 +81,9 @@ td_status td_fleet_check(const struct td_fleet *f, const struct td_msg_hello *h,
     if (h->role != TD_ROLE_PREFILL && h->role != TD_ROLE_DECODE)
         return refuse(text, TD_PROTOCOL, "%s: role: expected prefill or decode, found %d", h->name,
                       (int)h->role);
-    if (h->xfer_address_len > TD_XFER_ADDRESS_MAX)
+    if (h->xfer_address_len > TD_MSG_ADDRESS_MAX)
         return refuse(text, TD_TOO_LONG, "%s: transfer address: at most %d bytes, found %zu",
-                      h->name, TD_XFER_ADDRESS_MAX, h->xfer_address_len);
+                      h->name, TD_MSG_ADDRESS_MAX, h->xfer_address_len);
     if (h->max_context == 0 || h->max_running == 0)
         return refuse(text, TD_PROTOCOL, "%s: limits of 0 tokens or 0 sequences", h->name);
     if (find(f, h->epoch) != UINT32_MAX)

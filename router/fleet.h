@@ -34,7 +34,7 @@ struct td_fleet_worker {
     char name[TD_NAME_MAX], model[TD_NAME_MAX], numerics[TD_TEXT_MAX];
     uint64_t pid, fingerprint, numerics_id;
     uint32_t max_context, max_running, pages, slots;
-    uint8_t xfer_address[TD_XFER_ADDRESS_MAX];
+    uint8_t xfer_address[TD_MSG_ADDRESS_MAX];
     size_t xfer_address_len;
     bool draining;
     /* what the router gave it and has not got back */

@@ -151,7 +151,7 @@ static void fill_pointers(const struct field *f, struct td_msg *m, uint64_t *r,
     uint32_t n = (uint32_t)(1 + test_random(r) % (f->kind == IDS ? TEST_IDS_MAX : 200));
     switch (f->kind) {
     case ADDRESS:
-        n = (uint32_t)(test_random(r) % TD_XFER_ADDRESS_MAX);
+        n = (uint32_t)(test_random(r) % TD_MSG_ADDRESS_MAX);
         fill_blob(room->blob, n, r);
         if (f->type == TD_MSG_HELLO) m->hello.xfer_address = room->blob, m->hello.xfer_address_len = n;
         if (f->type == TD_MSG_PREFILL)

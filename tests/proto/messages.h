@@ -14,7 +14,7 @@ const char *test_type_name(enum td_msg_type t);
 struct test_room {
     int32_t ids[TEST_IDS_MAX];
     struct td_token tokens[TD_TOKENS_PER_MSG_MAX];
-    uint8_t blob[TD_XFER_ADDRESS_MAX];
+    uint8_t blob[TD_MSG_ADDRESS_MAX];
     char settings[1000];
 };
 

@@ -255,7 +255,7 @@ static void test_limits(void **state) {
     refuse(&m)
     REFUSED(HELLO, m.hello.role = 9);
     REFUSED(HELLO, m.hello.name[0] = 0);
-    REFUSED(HELLO, m.hello.xfer_address_len = TD_XFER_ADDRESS_MAX + 1);
+    REFUSED(HELLO, m.hello.xfer_address_len = TD_MSG_ADDRESS_MAX + 1);
     REFUSED(ADMIT, m.admit.max_new = 0);
     REFUSED(ADMIT, m.admit.n_prompt = 0);
     REFUSED(ADMIT, m.admit.sampling.top_p = 0);
