@@ -1,0 +1,134 @@
+/* Start-up and steps of a worker's engine. */
+#include "kernels/worker_engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/kv/wire.h"
+#include "kernels/sample.h"
+
+enum { MEMORY_PAGE = 4096 };
+
+static void name_model(struct td_worker_engine *w, const struct td_config *c) {
+    const char *name = c->model_name;
+    if (!*name) {
+        size_t n = strlen(c->model_dir);
+        while (n > 0 && c->model_dir[n - 1] == '/') n--;
+        size_t from = n;
+        while (from > 0 && c->model_dir[from - 1] != '/') from--;
+        snprintf(w->model_name, sizeof w->model_name, "%.*s", (int)(n - from),
+                 c->model_dir + from);
+        return;
+    }
+    snprintf(w->model_name, sizeof w->model_name, "%s", name);
+}
+
+/* The settings as they were resolved. */
+static void show_effective(const struct td_worker_engine *w, struct td_config *c) {
+    const struct td_engine_options *o = &w->options;
+    c->numerics = TD_NUMERICS_PLAIN; /* the only one that td_engine_options_from lets through */
+    c->kv_dtype = o->row_dtype == TD_KV_ROW_FP32 ? TD_ROW_FP32 : TD_ROW_BF16;
+    c->index_topk = o->index_topk;
+    c->max_context = o->max_context;
+    c->max_running = o->slots;
+    c->pool_pages = o->pages;
+    c->threads = o->threads;
+    snprintf(c->model_name, sizeof c->model_name, "%s", w->model_name);
+}
+
+td_status td_worker_engine_open(struct td_worker_engine *w, struct td_config *c,
+                                struct td_error *err) {
+    memset(w, 0, sizeof *w);
+    if (!c->model_dir[0]) return td_fail(err, TD_CONFIG, "model.dir is not set");
+    td_status st;
+    TD_TRY_GOTO(td_model_open(c->model_dir, &w->model, err), close);
+    TD_TRY_GOTO(td_engine_options_from(c, &w->model->config, &w->options, err), close);
+    TD_TRY_GOTO(td_engine_create(w->model, &w->options, &w->engine, err), close);
+    w->layout = td_engine_layout(w->engine);
+    w->numerics = td_engine_numerics(w->engine, &w->numerics_id);
+    w->sample_work = aligned_alloc(64, (td_sample_workspace(w->model->config.vocab) + 63) & ~63ul);
+    if (!w->sample_work) {
+        st = td_fail(err, TD_NO_MEMORY, "no memory for sampling");
+        goto close;
+    }
+    name_model(w, c);
+    show_effective(w, c);
+    return TD_OK;
+close:
+    td_worker_engine_close(w);
+    return st;
+}
+
+void td_worker_engine_close(struct td_worker_engine *w) {
+    free(w->sample_work);
+    td_engine_destroy(w->engine);
+    td_model_close(w->model);
+    memset(w, 0, sizeof *w);
+}
+
+static td_status sample(struct td_worker_engine *w, const float *logits,
+                        const struct td_worker_sample *s, struct td_token *ret,
+                        struct td_error *err) {
+    const struct td_sampling *p = s->sampling;
+    struct td_sample_params params = {
+        .temperature = p->temperature,
+        .top_p = p->top_p,
+        .min_p = p->min_p,
+        .top_k = p->top_k,
+        .seed = p->seed,
+        .logprobs = p->logprobs || p->top_logprobs,
+        .top_logprobs = p->top_logprobs,
+    };
+    struct td_sampled t;
+    TD_TRY(td_sample_params_check(&params, err));
+    TD_TRY(td_sample(logits, w->model->config.vocab, &params, s->position, w->sample_work, &t,
+                     err));
+    ret->id = t.token;
+    ret->logprob = t.logprob;
+    ret->n_top = t.n_top;
+    for (uint32_t i = 0; i < t.n_top; i++)
+        ret->top[i] = (struct td_token_alt){.id = t.top[i].id, .logprob = t.top[i].logprob};
+    return TD_OK;
+}
+
+td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run *runs,
+                                uint32_t n_runs, const struct td_worker_sample *samples,
+                                uint32_t n_samples, struct td_token *tokens,
+                                struct td_error *err) {
+    const float *logits = NULL;
+    TD_TRY(td_engine_step(w->engine, runs, n_runs, &logits, NULL, err));
+    for (uint32_t i = 0; i < n_samples; i++)
+        TD_TRY(sample(w, logits + (size_t)i * w->model->config.vocab, &samples[i], &tokens[i],
+                      err));
+    return TD_OK;
+}
+
+bool td_worker_engine_memory_row(const struct td_worker_engine *w, uint32_t i,
+                                 const char **ret_what, size_t *ret_bytes) {
+    struct td_engine_memory m;
+    td_engine_memory(w->engine, &m);
+    const struct {
+        const char *what;
+        size_t bytes;
+    } row[] = {
+        {"weights", m.weights},
+        {"KV pool", m.pool},
+        {"slots", m.slots},
+        {"index workspace", m.index_workspace},
+        {"scratch", m.scratch},
+        {"sampling", td_sample_workspace(w->model->config.vocab)},
+    };
+    if (i >= sizeof row / sizeof row[0]) return false;
+    *ret_what = row[i].what;
+    *ret_bytes = row[i].bytes;
+    return true;
+}
+
+uint64_t td_worker_slab_bytes(const struct td_worker_engine *w, uint64_t wanted) {
+    uint64_t need = wanted, page = td_kv_page_block_bytes_max(w->layout),
+             slot = td_kv_slot_block_bytes_max(w->layout);
+    if (need < page) need = page;
+    if (need < slot) need = slot;
+    return (need + MEMORY_PAGE - 1) & ~(uint64_t)(MEMORY_PAGE - 1);
+}

@@ -1,0 +1,48 @@
+/* What both workers do between configuration and the first step: open the checkpoint, resolve the
+ * settings, build the engine, and run a step with its samplings as one job. */
+#ifndef TD_KERNELS_WORKER_ENGINE_H
+#define TD_KERNELS_WORKER_ENGINE_H
+
+#include "common/base/sampling.h"
+#include "kernels/engine.h"
+
+struct td_worker_engine {
+    struct td_model *model;
+    struct td_engine *engine;
+    struct td_engine_options options;
+    const struct td_kv_layout *layout; /* the engine's */
+    const char *numerics;              /* one line */
+    uint64_t numerics_id;
+    char model_name[TD_CONFIG_STRING_MAX];
+    void *sample_work;
+};
+
+/* Writes what was resolved (every "auto" and 0) back into *c, so that what is shown is what runs.
+ * All memory is taken here; errors are sentences for the user. */
+TD_MUST_USE td_status td_worker_engine_open(struct td_worker_engine *w, struct td_config *c,
+                                            struct td_error *err);
+/* Zeroed and half-open ones are fine. */
+void td_worker_engine_close(struct td_worker_engine *w);
+
+/* One sampling of a step, from the logits of the next run that wants logits. */
+struct td_worker_sample {
+    const struct td_sampling *sampling;
+    uint32_t position; /* absolute, of the sampled token */
+};
+
+/* A step and its samplings; tokens [n_samples]. Meant for the jobs thread: it takes as long as the
+ * step takes and touches nothing but the engine and `tokens`. A failed sampling fails the step. */
+TD_MUST_USE td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run *runs,
+                                            uint32_t n_runs,
+                                            const struct td_worker_sample *samples,
+                                            uint32_t n_samples, struct td_token *tokens,
+                                            struct td_error *err);
+
+/* Row i of the memory plan: what takes how many bytes; false past the last. */
+bool td_worker_engine_memory_row(const struct td_worker_engine *w, uint32_t i,
+                                 const char **ret_what, size_t *ret_bytes);
+
+/* Bytes of a slab: `wanted`, or more where the largest wire block needs it; whole memory pages. */
+uint64_t td_worker_slab_bytes(const struct td_worker_engine *w, uint64_t wanted);
+
+#endif
