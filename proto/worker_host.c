@@ -1,0 +1,189 @@
+/* The parts of a worker's shell, put together and taken apart in order. */
+#include "proto/worker_host.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/io/loop.h"
+
+enum { JOBS_MAX = 8, DRAIN_MS = 3000 };
+
+struct td_host {
+    uv_loop_t loop;
+    const struct td_config *config;
+    uint64_t epoch;
+    const struct td_host_events *events;
+    void *user;
+    struct td_signals *signals;
+    struct td_jobs *jobs;
+    struct td_plane *plane;
+    struct td_link_client *router;
+    struct td_timer *deadline, *stop_timer;
+    uint64_t deadline_ns; /* what the timer is set to */
+    uint32_t stop_ms;
+    uv_check_t check; /* looks for the end once stopping */
+    bool check_open, stopping;
+};
+
+uint64_t td_host_epoch(void) {
+    uint64_t e = 0;
+    while (e == 0)
+        if (getrandom(&e, sizeof e, 0) != sizeof e) e = td_now_ns() ^ (uint64_t)getpid() << 40;
+    return e;
+}
+
+/* ---- the router's link ---- */
+
+static void on_up(void *user, struct td_conn *c, const struct td_msg *first) {
+    (void)c;
+    struct td_host *h = user;
+    h->events->on_router_up(h->user, &first->hello_reply);
+}
+
+static void on_msg(void *user, struct td_conn *c, const struct td_msg *m) {
+    (void)c;
+    struct td_host *h = user;
+    if (m->type != TD_MSG_HEARTBEAT) h->events->on_message(h->user, m);
+}
+
+static void on_down(void *user, struct td_conn *c, td_status why, const char *text) {
+    struct td_host *h = user;
+    h->events->on_router_down(h->user, c != NULL, why, text);
+}
+
+static void on_beat(void *user, struct td_conn *c, struct td_msg_heartbeat *beat) {
+    struct td_host *h = user;
+    struct td_msg ledger = {.type = TD_MSG_LEDGER};
+    h->events->on_beat(h->user, beat, &ledger.ledger);
+    /* A failure means that the link is going down, which on_down reports. */
+    (void)!td_conn_send(c, &ledger, NULL);
+}
+
+static const struct td_link_events link_events = {
+    .on_up = on_up, .on_msg = on_msg, .on_down = on_down, .on_beat = on_beat};
+
+/* ---- the end ---- */
+
+static void on_check(uv_check_t *c) {
+    struct td_host *h = c->data;
+    if (h->stopping && h->events->is_idle(h->user)) uv_stop(&h->loop);
+}
+
+static void on_stop_timer(void *user) {
+    struct td_host *h = user;
+    uv_stop(&h->loop);
+}
+
+static void on_signal(void *user, int signum) {
+    (void)signum;
+    struct td_host *h = user;
+    if (h->stopping) return;
+    h->stopping = true;
+    td_link_client_destroy(h->router);
+    h->router = NULL;
+    td_timer_after(h->stop_timer, h->stop_ms);
+    h->events->on_stop(h->user);
+}
+
+static void on_deadline(void *user) {
+    struct td_host *h = user;
+    h->deadline_ns = UINT64_MAX;
+    h->events->on_deadline(h->user);
+}
+
+/* ---- interface ---- */
+
+static td_status open_parts(struct td_host *h, uint32_t max_peers, struct td_error *err) {
+    if (td_signals_create(&h->loop, on_signal, h, &h->signals) != TD_OK ||
+        td_timer_create(&h->loop, on_deadline, h, &h->deadline) != TD_OK ||
+        td_timer_create(&h->loop, on_stop_timer, h, &h->stop_timer) != TD_OK)
+        return td_fail(err, TD_NO_MEMORY, "no memory for signals and timers");
+    uv_check_init(&h->loop, &h->check);
+    h->check.data = h;
+    h->check_open = true;
+    uv_check_start(&h->check, on_check);
+    TD_TRY(td_plane_create(&h->loop, &h->events->plane, h->user, max_peers, &h->plane, err));
+    return td_jobs_create(&h->loop, JOBS_MAX, "engine", &h->jobs, err);
+}
+
+td_status td_host_create(const struct td_config *config, uint64_t epoch,
+                         const struct td_host_events *events, void *user, uint32_t max_peers,
+                         uint32_t stop_ms, struct td_host **ret, struct td_error *err) {
+    struct td_host *h = calloc(1, sizeof *h);
+    if (!h) return td_fail(err, TD_NO_MEMORY, "no memory for the worker's shell");
+    if (uv_loop_init(&h->loop) != 0) {
+        free(h);
+        return td_fail(err, TD_IO, "the event loop cannot start");
+    }
+    h->config = config;
+    h->epoch = epoch;
+    h->events = events;
+    h->user = user;
+    h->stop_ms = stop_ms;
+    h->deadline_ns = UINT64_MAX;
+    td_status st = open_parts(h, max_peers, err);
+    if (st != TD_OK) {
+        (void)!td_host_destroy(h);
+        return st;
+    }
+    *ret = h;
+    return TD_OK;
+}
+
+td_status td_host_dial(struct td_host *h, const struct td_msg_hello *hello, struct td_error *err) {
+    char address[TD_CONFIG_STRING_MAX + sizeof "/router.sock"];
+    snprintf(address, sizeof address, "%s/router.sock", h->config->run_dir);
+    struct td_link_options o = {.epoch = h->epoch,
+                                .heartbeat_ms = (uint32_t)h->config->heartbeat_ms,
+                                .peer_timeout_ms = (uint32_t)h->config->peer_timeout_ms};
+    return td_link_client_create(&h->loop, address, &o, hello, &link_events, h, &h->router, err);
+}
+
+void td_host_run(struct td_host *h) {
+    uv_run(&h->loop, UV_RUN_DEFAULT);
+}
+
+td_status td_host_destroy(struct td_host *h) {
+    if (!h) return TD_OK;
+    td_jobs_destroy(h->jobs);
+    td_link_client_destroy(h->router);
+    td_plane_destroy(h->plane);
+    td_timer_destroy(h->deadline);
+    td_timer_destroy(h->stop_timer);
+    td_signals_destroy(h->signals);
+    if (h->check_open) uv_close((uv_handle_t *)&h->check, NULL);
+    td_status st = td_loop_drain(&h->loop, DRAIN_MS);
+    if (st == TD_OK) free(h); /* else a handle still points into it */
+    return st;
+}
+
+struct td_jobs *td_host_jobs(struct td_host *h) {
+    return h->jobs;
+}
+
+struct td_plane *td_host_plane(struct td_host *h) {
+    return h->plane;
+}
+
+uv_loop_t *td_host_loop(struct td_host *h) {
+    return &h->loop;
+}
+
+void td_host_send(struct td_host *h, const struct td_msg *m) {
+    struct td_conn *c = h->router ? td_link_client_conn(h->router) : NULL;
+    /* A failure means that the link is going down, which on_down reports. */
+    if (c) (void)!td_conn_send(c, m, NULL);
+}
+
+void td_host_deadline(struct td_host *h, uint64_t at_ns) {
+    if (at_ns == h->deadline_ns) return;
+    h->deadline_ns = at_ns;
+    if (at_ns == UINT64_MAX) {
+        td_timer_stop(h->deadline);
+    } else {
+        td_timer_at(h->deadline, at_ns);
+    }
+}

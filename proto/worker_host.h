@@ -1,0 +1,55 @@
+/* The shell that both kinds of worker live in: loop, signals, the engine's jobs thread, the control
+ * link to the router, the data plane, one deadline timer, and an orderly end. A role adds its
+ * machine; what follows from an event is decided there. */
+#ifndef TD_PROTO_WORKER_HOST_H
+#define TD_PROTO_WORKER_HOST_H
+
+#include "common/base/config.h"
+#include "common/io/jobs.h"
+#include "proto/data_plane.h"
+#include "proto/link.h"
+
+struct td_host;
+
+/* All come from the loop. */
+struct td_host_events {
+    void (*on_message)(void *user, const struct td_msg *m); /* from the router */
+    void (*on_router_up)(void *user, const struct td_msg_hello_reply *r);
+    /* The link was lost (`was_up`), or the router refused our hello; it is dialed again. */
+    void (*on_router_down)(void *user, bool was_up, td_status why, const char *text);
+    void (*on_beat)(void *user, struct td_msg_heartbeat *beat, struct td_msg_ledger *ledger);
+    void (*on_deadline)(void *user); /* td_host_deadline has come */
+    /* SIGTERM or SIGINT: the link to the router is closed; cancel everything. The loop goes on until
+     * is_idle or until `stop_ms` have passed. */
+    void (*on_stop)(void *user);
+    bool (*is_idle)(void *user);
+    struct td_plane_events plane;
+};
+
+/* A random number that names this process. */
+uint64_t td_host_epoch(void);
+
+/* `config` and `events` must outlive the host. `stop_ms` bounds the orderly end. */
+TD_MUST_USE td_status td_host_create(const struct td_config *config, uint64_t epoch,
+                                     const struct td_host_events *events, void *user,
+                                     uint32_t max_peers, uint32_t stop_ms, struct td_host **ret,
+                                     struct td_error *err);
+/* Dials run_dir/router.sock, for ever. `hello` must outlive the host. */
+TD_MUST_USE td_status td_host_dial(struct td_host *h, const struct td_msg_hello *hello,
+                                   struct td_error *err);
+/* Serves until stopped. */
+void td_host_run(struct td_host *h);
+/* Ends the jobs thread first, so that nothing uses the engine any more; then links, then the loop.
+ * BUSY: a handle was left open. NULL is fine. */
+TD_MUST_USE td_status td_host_destroy(struct td_host *h);
+
+struct td_jobs *td_host_jobs(struct td_host *h);
+struct td_plane *td_host_plane(struct td_host *h);
+uv_loop_t *td_host_loop(struct td_host *h);
+
+/* To the router; dropped when there is no link. */
+void td_host_send(struct td_host *h, const struct td_msg *m);
+/* When on_deadline is wanted; UINT64_MAX: never. Replaces the one before. */
+void td_host_deadline(struct td_host *h, uint64_t at_ns);
+
+#endif
