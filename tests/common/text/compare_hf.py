@@ -4,7 +4,8 @@
 usage: compare_hf.py ENCODE_FILE [TOKENIZER_DIR...] [--seed N] [--bench]
 Without a folder: the bundled model's and DeepSeek-V3's tokenizer in TANDEM_TEST_DATA.
 
-The text is made from a seed: Python's own sources and manual pages for prose and code, every code
+First the pieces that the splitters make (ids alone would hide a wrong piece whose bytes no merge
+joins), then the ids. The text is made from a seed: Python's own sources and manual pages for prose and code, every code
 point at least once alone among its neighbours and (if assigned) in several surroundings, and random
 strings drawn from pools of whatever makes splitters differ. --bench measures one core instead.
 Exit 77: `tokenizers` is not installed or a tokenizer is not there.
@@ -153,6 +154,28 @@ def first_difference(hf, text, ours, theirs):
             f"{ascii(hf.decode(theirs[i:i + 4], skip_special_tokens=False))}")
 
 
+def compare_pieces(program, hf):
+    """Every code point that some Unicode version could assign, so placed that each class it could
+    have gives other pieces; then mixtures."""
+    texts, out = [], []
+    for c in (*range(0xD800), *range(0xE000, 0x33480), *range(0xE0000, 0xE0200), 0x10FFFF):
+        out.append("a{0}b.{0}1{0}\n \u4e00{0}\u3042{0} ".format(chr(c)))
+        if len(out) == 1000:
+            texts.append("".join(out))
+            out = []
+    texts += ["".join(out), *mixtures(4000, ["<think>"]), *sources(500_000)]
+    ours, _ = run_ours(program, "split", texts)
+    theirs = [[len(p) for p, _ in hf.pre_tokenizer.pre_tokenize_str(t)] for t in texts]
+    bad = [i for i in range(len(texts)) if ours[i] != theirs[i]]
+    for i in bad[:10]:
+        k = next(k for k, (a, b) in enumerate(zip(ours[i], theirs[i])) if a != b)
+        start = sum(theirs[i][:k])
+        print(f"text {i}, piece {k}: ours {ours[i][k]} bytes, Hugging Face {theirs[i][k]}, of "
+              f"{ascii(texts[i].encode()[start:start + 40].decode(errors='replace'))}")
+    print(f"pieces: {len(texts)} texts, {sum(map(len, theirs))} pieces, {len(bad)} texts differ")
+    return not bad and len(ours) == len(texts)
+
+
 def compare(program, folder, hf):
     added = [t.content for t in hf.get_added_tokens_decoder().values()]
     texts = list(corpus(random.sample(added, min(len(added), 40)) + ["<\uff5cUser\uff5c>", "<think>"]))
@@ -174,8 +197,7 @@ def bench(program, folder, hf):
     best = float("inf")
     for _ in range(3):
         start = time.perf_counter()
-        for t in texts:
-            hf.encode(t, add_special_tokens=False)
+        hf.encode_batch_fast(texts, add_special_tokens=False)
         best = min(best, time.perf_counter() - start)
     a, b = int(n) / float(seconds) / 1e6, int(n) / best / 1e6
     print(f"{folder}: {int(n)} bytes on one core: ours {a:.1f} MB/s, Hugging Face {b:.2f} MB/s, "
@@ -214,6 +236,8 @@ def main():
         if args.bench:
             bench(args.program, folder, hf)
         else:
+            if folder == args.folders[0]:
+                ok = compare_pieces(args.program, hf)
             ok = compare(args.program, folder, hf) and ok
     sys.exit(0 if ok else 1)
 

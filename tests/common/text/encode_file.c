@@ -1,10 +1,10 @@
 /* Companion of compare_hf.py: encodes a file of many texts and writes the ids, so that one start
  * of a C program serves a whole comparison.
  *
- *   encode_file DIR IN OUT [REPEAT]
+ *   encode_file DIR|split IN OUT [REPEAT]
  *
  * IN: per text a little-endian uint32 length and the bytes. OUT: per text a uint32 count and the
- * int32 ids. With REPEAT the encoding alone is repeated and its best speed printed, as
+ * int32 ids, or for `split` the int32 lengths in bytes of the pieces. With REPEAT the encoding alone is repeated and its best speed printed, as
  * "bytes seconds". Every text is also decoded again and must come out the same. */
 #include <stdbool.h>
 #include <stdio.h>
@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
+#include "common/text/split.h"
 #include "common/text/tokenizer.h"
 
 struct input {
@@ -43,7 +44,18 @@ static bool decodes_to(const struct td_tokenizer *t, const struct td_ids *ids, c
     return n == 0;
 }
 
-/* One pass over all texts; writes to `out` and checks the way back unless it is NULL. */
+static bool lengths_of_pieces(const char *text, size_t n, struct td_ids *out) {
+    while (n) {
+        size_t piece = td_split_piece((const uint8_t *)text, n);
+        if (td_ids_push(out, (int32_t)piece) != TD_OK) return false;
+        text += piece;
+        n -= piece;
+    }
+    return true;
+}
+
+/* One pass over all texts; writes to `out` and checks the way back unless it is NULL. Without a
+ * tokenizer only the splitters run. */
 static bool pass(const struct td_tokenizer *t, const struct input *in, FILE *out, size_t *ret_n) {
     struct td_ids ids = {0};
     struct td_error err;
@@ -55,12 +67,13 @@ static bool pass(const struct td_tokenizer *t, const struct input *in, FILE *out
         const char *text = in->all + at + 4;
         at += 4 + (size_t)n;
         ids.n = 0;
-        ok = at <= in->n && td_tokenizer_encode_added(t, text, n, &ids, &err) == TD_OK;
+        ok = at <= in->n && (t ? td_tokenizer_encode_added(t, text, n, &ids, &err) == TD_OK
+                               : lengths_of_pieces(text, n, &ids));
         *ret_n += n;
         if (!ok || !out) continue;
         count = (uint32_t)ids.n;
-        ok = decodes_to(t, &ids, text, n) && fwrite(&count, 4, 1, out) == 1 &&
-             fwrite(ids.ids, 4, ids.n, out) == ids.n;
+        ok = (!t || decodes_to(t, &ids, text, n)) && fwrite(&count, 4, 1, out) == 1 &&
+             (ids.n == 0 || fwrite(ids.ids, 4, ids.n, out) == ids.n);
     }
     td_ids_free(&ids);
     return ok;
@@ -72,7 +85,7 @@ int main(int argc, char **argv) {
     struct td_error err;
     struct input in = {0};
     uint64_t start = td_now_ns();
-    if (td_tokenizer_load(argv[1], &t, &err) != TD_OK) {
+    if (strcmp(argv[1], "split") != 0 && td_tokenizer_load(argv[1], &t, &err) != TD_OK) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
     }

@@ -44,7 +44,8 @@ def main():
                                   stderr=subprocess.PIPE)
         assert done.returncode == 1 and b"standard output" in done.stderr, done
     assert run("--help").stdout.startswith(b"usage: tandem tokenize")
-    for wrong in ((), ("--tokenizer",), ("--tokenizer", FOLDER, "more"), ("--nonsense",)):
+    for wrong in ((), ("--tokenizer",), ("--tokenizer", FOLDER, "more"), ("--nonsense",),
+                  ("--tokenizer", FOLDER, "--nonsense")):
         assert b"usage" in run(*wrong, code=2).stderr
 
 

@@ -181,6 +181,9 @@ static void longer_third(json_t *r) {
 static void removing(json_t *r) {
     json_object_set_new(step(r, 0), "behavior", json_string("Removed"));
 }
+static void inverted(json_t *r) {
+    json_object_set_new(step(r, 1), "invert", json_true());
+}
 static void prefix_space(json_t *r) {
     json_object_set_new(step(r, 3), "add_prefix_space", json_true());
 }
@@ -228,7 +231,7 @@ static void id_negative(json_t *r) {
     json_object_set_new(json_object_get(model(r), "vocab"), "QQ", json_integer(-1));
 }
 static void id_huge(json_t *r) {
-    json_object_set_new(json_object_get(model(r), "vocab"), "QQ", json_integer(1ll << 40));
+    json_object_set_new(json_object_get(model(r), "vocab"), "QQ", json_integer((1 << 22) + 1));
 }
 static void id_text(json_t *r) {
     json_object_set_new(json_object_get(model(r), "vocab"), "QQ", json_string("7"));
@@ -267,6 +270,7 @@ static const struct {
     {other_cjk, TD_UNSUPPORTED, "pre_tokenizer step 1"},
     {longer_third, TD_UNSUPPORTED, "pre_tokenizer step 2"},
     {removing, TD_UNSUPPORTED, "Removed"},
+    {inverted, TD_UNSUPPORTED, "pre_tokenizer step 1"},
     {prefix_space, TD_UNSUPPORTED, "pre_tokenizer step 3"},
     {own_regex, TD_UNSUPPORTED, "pre_tokenizer step 3"},
     {fifth_step, TD_UNSUPPORTED, "with 5"},
@@ -282,7 +286,7 @@ static const struct {
     {missing_byte, TD_FORMAT, "0x51"},
     {id_twice, TD_FORMAT, "'QQ'"},
     {id_negative, TD_FORMAT, "'QQ'"},
-    {id_huge, TD_FORMAT, "'QQ'"},
+    {id_huge, TD_FORMAT, "expected an id of 0..4194304, found 4194305"},
     {id_text, TD_FORMAT, "'QQ'"},
     {strange_letter, TD_FORMAT, "alphabet"},
     {merge_of_nothing, TD_FORMAT, "merge 14"},

@@ -124,6 +124,23 @@ static void knows_classes(void **state) {
     assert_int_equal(td_unicode_class(0x10FFFF), 0);
 }
 
+/* Sizes of the classes in Unicode 16.0 (without surrogates, which no UTF-8 holds). */
+static void has_classes_of_the_right_size(void **state) {
+    (void)state;
+    static const struct {
+        uint8_t bit;
+        uint32_t size;
+    } expected[] = {{TD_UC_L, 141028}, {TD_UC_M, 2501},   {TD_UC_N, 1911}, {TD_UC_P, 855},
+                    {TD_UC_S, 8514},   {TD_UC_SPACE, 25}, {TD_UC_EOL, 2},  {TD_UC_CJK, 21094}};
+    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+        uint32_t size = 0;
+        for (uint32_t cp = 0; cp < 0x110000; cp++) {
+            size += (td_unicode_class(cp) & expected[i].bit) != 0;
+        }
+        assert_int_equal(size, expected[i].size);
+    }
+}
+
 static void tells_valid_from_invalid(void **state) {
     (void)state;
     assert_true(td_utf8_valid("", 0));
@@ -137,6 +154,7 @@ static void tells_valid_from_invalid(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decodes_every_code_point), cmocka_unit_test(refuses_everything_else),
-        cmocka_unit_test(knows_classes), cmocka_unit_test(tells_valid_from_invalid)};
+        cmocka_unit_test(knows_classes),
+        cmocka_unit_test(has_classes_of_the_right_size), cmocka_unit_test(tells_valid_from_invalid)};
     return cmocka_run_group_tests(tests, enumerate, forget);
 }
