@@ -155,9 +155,8 @@ static td_status encode_long(const struct td_bpe *b, const uint8_t *piece, size_
     struct heap h = {.v = malloc(2 * n * sizeof *h.v)};
     if (!s || !h.v) goto free_both;
     for (size_t i = 0; i < n; i++) {
-        s[i] = (struct symbol){.id = b->byte_id[piece[i]],
-                               .prev = (uint32_t)(i - (i > 0)),
-                               .next = (uint32_t)i + 1};
+        s[i] = (struct symbol){
+            .id = b->byte_id[piece[i]], .prev = (uint32_t)(i - (i > 0)), .next = (uint32_t)i + 1};
     }
     for (size_t i = 0; i < n; i++) {
         s[i].rank = i + 1 < n ? rank_of(b, s[i].id, s[i + 1].id) : TD_BPE_NONE;

@@ -141,8 +141,8 @@ static td_status build(struct builder *b, const struct td_chat_params *p,
             break;
         }
         case TD_CHAT_ASSISTANT:
-            TD_TRY(add_assistant(
-                b, &m[i], p->thinking && (p->keep_reasoning || i >= after_last_user)));
+            TD_TRY(add_assistant(b, &m[i],
+                                 p->thinking && (p->keep_reasoning || i >= after_last_user)));
             break;
         default:
             return td_fail(b->err, TD_INVALID, "message %zu: expected a role of 0..2, found %d", i,

@@ -1,5 +1,6 @@
 /* A conversation as the token ids the model was trained on. Marks between the turns are written as
- * ids by the encoder; everything a client sent is ordinary text, so a client cannot write a mark. */
+ * ids by the encoder; everything a client sent is ordinary text, so a client cannot write a mark.
+ */
 #ifndef TD_COMMON_TEXT_CHAT_H
 #define TD_COMMON_TEXT_CHAT_H
 

@@ -57,10 +57,8 @@ static td_status check_stops(const struct td_output_params *p, struct td_error *
 
 td_status td_output_init(struct td_output *o, const struct td_output_params *p,
                          struct td_error *err) {
-    *o = (struct td_output){.t = p->t,
-                            .n_stops = p->n_stops,
-                            .think_end = p->think_end,
-                            .reasoning = p->reasoning};
+    *o = (struct td_output){
+        .t = p->t, .n_stops = p->n_stops, .think_end = p->think_end, .reasoning = p->reasoning};
     TD_TRY(check_stops(p, err));
     /* Held content, and one token (with the bytes pending before it) of nothing but U+FFFD. */
     o->cap = TD_STOP_BYTES_MAX + 3 * (td_tokenizer_max_bytes(p->t) + sizeof o->pending);

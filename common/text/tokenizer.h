@@ -35,8 +35,7 @@ TD_MUST_USE td_status td_tokenizer_encode(const struct td_tokenizer *t, const ch
 /* The same, but names of added tokens in the text become those tokens, as in Hugging Face's
  * encode. For tools and comparisons; never for text that came from a client. */
 TD_MUST_USE td_status td_tokenizer_encode_added(const struct td_tokenizer *t, const char *text,
-                                                size_t n, struct td_ids *out,
-                                                struct td_error *err);
+                                                size_t n, struct td_ids *out, struct td_error *err);
 
 /* Id of the added token of that name, -1 if the checkpoint has none. */
 int32_t td_tokenizer_added(const struct td_tokenizer *t, const char *name);

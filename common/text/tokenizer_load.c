@@ -119,9 +119,9 @@ static td_status check_kind(const struct load *ld, const json_t *root) {
         return BAD(ld, TD_UNSUPPORTED, "model.type: expected 'BPE', found '%s'",
                    text_of(model, "type"));
     }
-    static const char *const model_off[] = {"dropout", "unk_token", "continuing_subword_prefix",
-                                            "end_of_word_suffix", "byte_fallback",
-                                            "ignore_merges"};
+    static const char *const model_off[] = {
+        "dropout",       "unk_token",    "continuing_subword_prefix", "end_of_word_suffix",
+        "byte_fallback", "ignore_merges"};
     for (size_t i = 0; i < sizeof model_off / sizeof *model_off; i++) {
         if (!is_off(json_object_get(model, model_off[i]))) {
             return BAD(ld, TD_UNSUPPORTED, "model.%s: expected off, found a value", model_off[i]);
@@ -152,10 +152,10 @@ static td_status allocate(const struct load *ld, json_t *vocab, const json_t *ad
     const char *name;
     json_t *v;
     size_t i;
-    json_object_foreach (vocab, name, v) {
+    json_object_foreach(vocab, name, v) {
         TD_TRY(measure(ld, v, name));
     }
-    json_array_foreach (added, i, v) {
+    json_array_foreach(added, i, v) {
         TD_TRY(measure(ld, json_object_get(v, "id"), text_of(v, "content")));
     }
     struct td_tokenizer *t = ld->t;
@@ -207,7 +207,7 @@ static td_status add_added(const struct load *ld, const json_t *v) {
 static td_status load_added(const struct load *ld, const json_t *added) {
     const json_t *v;
     size_t i, longest = 0;
-    json_array_foreach (added, i, v) {
+    json_array_foreach(added, i, v) {
         size_t n = strlen(text_of(v, "content"));
         if (n > longest) longest = n;
     }
@@ -218,7 +218,7 @@ static td_status load_added(const struct load *ld, const json_t *added) {
             return BAD(ld, TD_NO_MEMORY, "no memory for %zu added tokens", json_array_size(added));
         }
     }
-    json_array_foreach (added, i, v) {
+    json_array_foreach(added, i, v) {
         TD_TRY(add_added(ld, v));
     }
     return TD_OK;
@@ -242,7 +242,7 @@ static td_status load_vocab(const struct load *ld, json_t *vocab) {
     struct td_tokenizer *t = ld->t;
     const char *name;
     json_t *v;
-    json_object_foreach (vocab, name, v) {
+    json_object_foreach(vocab, name, v) {
         int32_t id = (int32_t)json_integer_value(v);
         size_t n = strlen(name);
         struct td_token *k = &t->tokens[id];
@@ -255,8 +255,8 @@ static td_status load_vocab(const struct load *ld, json_t *vocab) {
         }
         ptrdiff_t len = bytes_of(ld, name, n, t->blob + t->blob_n);
         if (len <= 0) {
-            return BAD(ld, TD_FORMAT, "token '%.60s', id %d: expected characters of the byte alphabet",
-                       name, id);
+            return BAD(ld, TD_FORMAT,
+                       "token '%.60s', id %d: expected characters of the byte alphabet", name, id);
         }
         take(t, id, TD_TOKEN_BASE, (size_t)len);
         td_vocab_add(&t->base, t, id);
@@ -266,8 +266,10 @@ static td_status load_vocab(const struct load *ld, json_t *vocab) {
         char c = (char)b;
         t->bpe.byte_id[b] = td_vocab_find(&t->base, t, &c, 1);
         if (t->bpe.byte_id[b] < 0) {
-            return BAD(ld, TD_FORMAT, "model.vocab: expected a token for every byte, found none for "
-                       "0x%02X", b);
+            return BAD(ld, TD_FORMAT,
+                       "model.vocab: expected a token for every byte, found none for "
+                       "0x%02X",
+                       b);
         }
     }
     return TD_OK;
@@ -324,7 +326,8 @@ static td_status load_merges(const struct load *ld, const json_t *merges) {
     struct td_tokenizer *t = ld->t;
     size_t n = json_array_size(merges);
     if (n > (size_t)TD_TOKEN_ID_MAX) {
-        return BAD(ld, TD_FORMAT, "model.merges: expected at most %d, found %zu", TD_TOKEN_ID_MAX, n);
+        return BAD(ld, TD_FORMAT, "model.merges: expected at most %d, found %zu", TD_TOKEN_ID_MAX,
+                   n);
     }
     int32_t byte_id[256];
     memcpy(byte_id, t->bpe.byte_id, sizeof byte_id);
@@ -334,7 +337,7 @@ static td_status load_merges(const struct load *ld, const json_t *merges) {
     memcpy(t->bpe.byte_id, byte_id, sizeof byte_id);
     const json_t *v;
     size_t i;
-    json_array_foreach (merges, i, v) {
+    json_array_foreach(merges, i, v) {
         TD_TRY(add_merge(ld, v, i));
     }
     return TD_OK;

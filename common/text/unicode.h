@@ -21,11 +21,11 @@ enum {
 };
 
 /* Generated (unicode_table.c). */
-extern const uint8_t td_unicode_bits[16];    /* class number -> bits */
-extern const uint8_t td_unicode_ascii[128];  /* code point -> bits */
-extern const uint8_t td_unicode_root[272];   /* code point / 4096 -> node */
-extern const uint8_t td_unicode_node[][32];  /* [node][code point / 128 % 32] -> leaf */
-extern const uint64_t td_unicode_leaf[][8];  /* [leaf]: 128 class numbers of 4 bits */
+extern const uint8_t td_unicode_bits[16];   /* class number -> bits */
+extern const uint8_t td_unicode_ascii[128]; /* code point -> bits */
+extern const uint8_t td_unicode_root[272];  /* code point / 4096 -> node */
+extern const uint8_t td_unicode_node[][32]; /* [node][code point / 128 % 32] -> leaf */
+extern const uint64_t td_unicode_leaf[][8]; /* [leaf]: 128 class numbers of 4 bits */
 
 /* Bits of a code point < 0x110000. */
 static inline uint8_t td_unicode_class(uint32_t cp) {

@@ -105,10 +105,18 @@ int td_cmd_tokenize(int argc, char **argv) {
     optind = 0; /* the program's main has its own argv[0] before this one */
     for (int o; (o = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
         switch (o) {
-        case 't': dir = optarg; break;
-        case 'd': back = true; break;
-        case 'h': usage(stdout); return TD_EXIT_OK;
-        default: usage(stderr); return TD_EXIT_USAGE;
+        case 't':
+            dir = optarg;
+            break;
+        case 'd':
+            back = true;
+            break;
+        case 'h':
+            usage(stdout);
+            return TD_EXIT_OK;
+        default:
+            usage(stderr);
+            return TD_EXIT_USAGE;
         }
     }
     if (!dir || optind < argc) {

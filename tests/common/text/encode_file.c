@@ -4,8 +4,9 @@
  *   encode_file DIR|split IN OUT [REPEAT]
  *
  * IN: per text a little-endian uint32 length and the bytes. OUT: per text a uint32 count and the
- * int32 ids, or for `split` the int32 lengths in bytes of the pieces. With REPEAT the encoding alone is repeated and its best speed printed, as
- * "bytes seconds". Every text is also decoded again and must come out the same. */
+ * int32 ids, or for `split` the int32 lengths in bytes of the pieces. With REPEAT the encoding
+ * alone is repeated and its best speed printed, as "bytes seconds". Every text is also decoded
+ * again and must come out the same. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -95,8 +95,9 @@ static void drops_reasoning_before_the_last_question(void **state) {
     (void)state;
     CHECK(THINK, BOS USER "Hello" HEAD "</think>Hi" EOS USER "More" HEAD "<think>", user1, asst1,
           user2);
-    CHECK(THINK | KEEP, BOS USER "Hello" HEAD "<think>greet</think>Hi" EOS USER "More" HEAD "<think>",
-          user1, asst1, user2);
+    CHECK(THINK | KEEP,
+          BOS USER "Hello" HEAD "<think>greet</think>Hi" EOS USER "More" HEAD "<think>", user1,
+          asst1, user2);
     /* After the last question it stays; none at all closes the <think> of the head. */
     CHECK(THINK, BOS USER "Hello" HEAD "<think>greet</think>Hi" EOS, user1, asst1);
     CHECK(THINK, BOS USER "Hello" HEAD "<think></think>Bye" EOS, user1, asst2);
@@ -157,8 +158,8 @@ static void encodes_adjacent_texts_together(void **state) {
     struct td_ids ids = {0};
     assert_int_equal(td_ids_push(&ids, 77), TD_OK); /* what is there already stays */
     assert_int_equal(td_chat_encode(&chat, &p, m, 5, &ids, NULL), TD_OK);
-    static const int32_t expected[] = {77,   TINY_BOS, 'x',  258,
-                                       TINY_USER, '1', 260, '\n', TINY_ASSISTANT, TINY_THINK_END};
+    static const int32_t expected[] = {
+        77, TINY_BOS, 'x', 258, TINY_USER, '1', 260, '\n', TINY_ASSISTANT, TINY_THINK_END};
     assert_int_equal(ids.n, sizeof expected / sizeof *expected);
     assert_memory_equal(ids.ids, expected, sizeof expected);
     td_ids_free(&ids);

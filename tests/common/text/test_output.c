@@ -138,8 +138,9 @@ static void run(const struct td_tokenizer *t, const struct td_output_params *p, 
     td_output_finish(&o);
 }
 
-static const char *const pieces[] = {"a", "b", "ab", "aba", "S", "T", "OP", "STOP", "\n", "\n\n", "毕", "🙂",
-                                     "é", "\xEF\xBF\xBD", "bab", "aa"};
+static const char *const pieces[] = {"a",    "b",  "ab",   "aba", "S",    "T", "OP",
+                                     "STOP", "\n", "\n\n", "毕",  "🙂", "é", "\xEF\xBF\xBD",
+                                     "bab",  "aa"};
 enum { PIECES = sizeof pieces / sizeof *pieces };
 
 struct stream {
@@ -149,16 +150,26 @@ struct stream {
 
 /* Ids of random kinds: letters, parts of characters, any byte, now and then an added token. */
 static void random_stream(uint64_t *seed, struct stream *s) {
-    static const int32_t parts[] = {0xE6, 0xAF, 0x95, 261, 262, 263, 269, 0xF0, 0x99, 0xC3, 0xED, 0xA0};
+    static const int32_t parts[] = {0xE6, 0xAF, 0x95, 261,  262,  263,
+                                    269,  0xF0, 0x99, 0xC3, 0xED, 0xA0};
     s->n = tiny_random(seed, 120);
     for (size_t i = 0; i < s->n; i++) {
         switch (tiny_random(seed, 12)) {
-        case 0: s->ids[i] = (int32_t)tiny_random(seed, 270); break;
+        case 0:
+            s->ids[i] = (int32_t)tiny_random(seed, 270);
+            break;
         case 1:
-        case 2: s->ids[i] = parts[tiny_random(seed, sizeof parts / sizeof *parts)]; break;
-        case 3: s->ids[i] = TINY_BOS + (int32_t)tiny_random(seed, 6); break;
-        case 4: s->ids[i] = 264 + (int32_t)tiny_random(seed, 5); break;
-        default: s->ids[i] = "abaSTOP\n"[tiny_random(seed, 8)];
+        case 2:
+            s->ids[i] = parts[tiny_random(seed, sizeof parts / sizeof *parts)];
+            break;
+        case 3:
+            s->ids[i] = TINY_BOS + (int32_t)tiny_random(seed, 6);
+            break;
+        case 4:
+            s->ids[i] = 264 + (int32_t)tiny_random(seed, 5);
+            break;
+        default:
+            s->ids[i] = "abaSTOP\n"[tiny_random(seed, 8)];
         }
         if (s->ids[i] == TINY_THINK_END && tiny_random(seed, 3)) s->ids[i] = 'a';
     }
@@ -241,7 +252,8 @@ static void does_not_depend_on_the_split(void **state) {
     (const struct td_output_stop[]) {                                                              \
         __VA_ARGS__                                                                                \
     }
-#define STOP(s) {s, sizeof s - 1}
+#define STOP(s)                                                                                    \
+    { s, sizeof s - 1 }
 
 static void expect(const struct td_output_event *ev, const char *content, bool stopped) {
     assert_int_equal(ev->content_n, strlen(content));
@@ -253,7 +265,7 @@ static void expect(const struct td_output_event *ev, const char *content, bool s
 #define PUSH(id, content, stopped)                                                                 \
     do {                                                                                           \
         td_output_push(&o, id, &ev);                                                               \
-        expect(&ev, content, stopped);                                                         \
+        expect(&ev, content, stopped);                                                             \
     } while (0)
 
 static void holds_back_no_more_than_it_must(void **state) {
@@ -265,9 +277,9 @@ static void holds_back_no_more_than_it_must(void **state) {
                                  .n_stops = 3};
     assert_int_equal(td_output_init(&o, &p, NULL), TD_OK);
     PUSH('x', "x", false);
-    PUSH(266, "", false);   /* ST */
+    PUSH(266, "", false); /* ST */
     PUSH('x', "STx", false);
-    PUSH(256, "", false);   /* ab */
+    PUSH(256, "", false); /* ab */
     PUSH('a', "", false);
     PUSH('a', "aba", false); /* "aba" + "a": only the last a can begin anything */
     PUSH('S', "a", false);
@@ -285,11 +297,11 @@ static void holds_code_points_together(void **state) {
     struct td_output_event ev;
     struct td_output_params p = {.t = *state, .think_end = TINY_THINK_END};
     assert_int_equal(td_output_init(&o, &p, NULL), TD_OK);
-    PUSH(269, "c", false);  /* c and E6 */
+    PUSH(269, "c", false); /* c and E6 */
     PUSH(0xAF, "", false);
     PUSH(TINY_EOS, "", false); /* added tokens do not interrupt */
     PUSH(0x95, "毕", false);
-    PUSH(261, "", false);    /* F0 9F */
+    PUSH(261, "", false); /* F0 9F */
     PUSH('x', "\xEF\xBF\xBDx", false);
     PUSH(0x80, "\xEF\xBF\xBD", false);
     PUSH(TINY_SIZE + 5, "", false); /* an id that names nothing */
@@ -336,11 +348,13 @@ static void refuses_bad_stop_strings(void **state) {
     struct td_error err;
     char longest[TD_STOP_BYTES_MAX + 1];
     memset(longest, 'a', sizeof longest);
-    struct td_output_stop many[TD_STOP_MAX + 1], bad[] = {{"", 0}, {longest, sizeof longest}, STOP("\x95")};
+    struct td_output_stop many[TD_STOP_MAX + 1],
+        bad[] = {{"", 0}, {longest, sizeof longest}, STOP("\x95")};
     for (size_t i = 0; i < sizeof many / sizeof *many; i++) {
         many[i] = (struct td_output_stop){longest, sizeof longest - 1};
     }
-    struct td_output_params p = {.t = *state, .think_end = -1, .stops = many, .n_stops = TD_STOP_MAX + 1};
+    struct td_output_params p = {
+        .t = *state, .think_end = -1, .stops = many, .n_stops = TD_STOP_MAX + 1};
     assert_int_equal(td_output_init(&o, &p, &err), TD_INVALID);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         many[3] = bad[i];

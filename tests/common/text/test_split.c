@@ -1,5 +1,5 @@
-/* Pieces of short texts, one per corner of the patterns (the expected pieces are Hugging Face's), and
- * bytes that are not UTF-8, about which it says nothing. */
+/* Pieces of short texts, one per corner of the patterns (the expected pieces are Hugging Face's),
+ * and bytes that are not UTF-8, about which it says nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -79,8 +79,9 @@ static void cuts_as_the_patterns_do(void **state) {
 /* Any bytes: pieces cover the text, and never end inside a character. */
 static void covers_random_bytes(void **state) {
     (void)state;
-    static const char *const parts[] = {"a", "1", " ", "\n", "\r", ".", "\342\200\250", "\344\270\226",
-                                        "\346", "\257", "\360\237", "\377", "\001", "\314\201"};
+    static const char *const parts[] = {
+        "a",    "1",    " ",        "\n",   "\r",   ".",       "\342\200\250", "\344\270\226",
+        "\346", "\257", "\360\237", "\377", "\001", "\314\201"};
     uint64_t seed = tiny_seed();
     for (int round = 0; round < 20000; round++) {
         char text[128] = "";

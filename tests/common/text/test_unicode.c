@@ -154,7 +154,7 @@ static void tells_valid_from_invalid(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decodes_every_code_point), cmocka_unit_test(refuses_everything_else),
-        cmocka_unit_test(knows_classes),
-        cmocka_unit_test(has_classes_of_the_right_size), cmocka_unit_test(tells_valid_from_invalid)};
+        cmocka_unit_test(knows_classes), cmocka_unit_test(has_classes_of_the_right_size),
+        cmocka_unit_test(tells_valid_from_invalid)};
     return cmocka_run_group_tests(tests, enumerate, forget);
 }

@@ -19,8 +19,8 @@ static const struct {
     int32_t ids[48];
 } vectors[] = {
     {"Hello! 毕老师！1 + 1 = 2 ĠÑĤÐ²ÑĬÑĢ",
-     {19923, 3,   223, 5464, 5008,   1175, 19,  940,   223,    19,  438,   223,   20,
-      6113,  257, 76589, 131, 100, 76032, 1628, 76589, 131, 108, 76589, 131, 98}},
+     {19923, 3,   223,   5464, 5008, 1175,  19,   940,   223, 19,  438,   223, 20,
+      6113,  257, 76589, 131,  100,  76032, 1628, 76589, 131, 108, 76589, 131, 98}},
     {"Hello world", {19923, 2058}},
     {"  leading and   inner  spaces  ", {223, 6646, 305, 262, 11544, 223, 13564, 262}},
     {"a\n\nb\r\nc\t\td", {67, 271, 68, 204, 201, 69, 200, 51623}},
@@ -40,10 +40,10 @@ static const struct {
     {"\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter "
      "name=\"location\" string=\"true\">Beijing</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
      "</｜DSML｜tool_calls><｜end▁of▁sentence｜>",
-     {271,   30,    128825, 72461, 4941, 12548, 1018,  30,   128825, 40148, 5406,   2329,
-      1281,  1133,  65,     50219, 3816, 30,    128825, 41523, 2329,  1281,  33182,  4,
-      3418,  1281,  11476,  3320,  121458, 1718, 128825, 41523, 1018,  1718,  128825, 40148,
-      5406,  1018,  1718,   128825, 72461, 4941, 12548, 32,   1}},
+     {271,  30,   128825, 72461,  4941,   12548, 1018,   30,    128825, 40148, 5406,   2329,
+      1281, 1133, 65,     50219,  3816,   30,    128825, 41523, 2329,   1281,  33182,  4,
+      3418, 1281, 11476,  3320,   121458, 1718,  128825, 41523, 1018,   1718,  128825, 40148,
+      5406, 1018, 1718,   128825, 72461,  4941,  12548,  32,    1}},
 };
 
 static json_t *v3_json(void) {
@@ -90,9 +90,9 @@ static void encodes_known_texts(void **state) {
             n--;
         }
         struct td_ids ids = {0};
-        assert_int_equal(td_tokenizer_encode_added(*state, vectors[i].text, strlen(vectors[i].text),
-                                                   &ids, NULL),
-                         TD_OK);
+        assert_int_equal(
+            td_tokenizer_encode_added(*state, vectors[i].text, strlen(vectors[i].text), &ids, NULL),
+            TD_OK);
         assert_same(&ids, vectors[i].ids, n, vectors[i].text);
         td_ids_free(&ids);
     }
@@ -102,10 +102,11 @@ static void encodes_known_texts(void **state) {
 
 static void encodes_a_known_conversation(void **state) {
     static const int32_t expected[] = {
-        0,    3476,   477,    260,  11502, 22896, 16,    128803, 19923, 128804, 128822, 23166, 1031, 3,
-        1730, 588,    342,    1694, 440,   33,    1,     128803, 3085,  344,    270,    6102,  294,  8760,
-        33,   128804, 128821, 671,  3967,  20407, 943,   270,    6102,  294,    8760,   16,    983,  344,
-        11111, 16,    128822, 671,  6102,  294,   8760,  344,    11111, 16,     1};
+        0,      3476, 477,  260,  11502, 22896, 16,    128803, 19923,  128804, 128822,
+        23166,  1031, 3,    1730, 588,   342,   1694,  440,    33,     1,      128803,
+        3085,   344,  270,  6102, 294,   8760,  33,    128804, 128821, 671,    3967,
+        20407,  943,  270,  6102, 294,   8760,  16,    983,    344,    11111,  16,
+        128822, 671,  6102, 294,  8760,  344,   11111, 16,     1};
     static const struct td_chat_message m[] = {
         {TD_CHAT_SYSTEM, TEXT("You are a helpful assistant."), NULL, 0},
         {TD_CHAT_USER, TEXT("Hello"), NULL, 0},

@@ -10,11 +10,16 @@
 #include "common/base/clock.h"
 
 const char *const tiny_added[TINY_SIZE - TINY_BOS] = {
-    "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>",
-    "<｜Assistant｜>",         "<think>",               "</think>",
+    "<｜begin▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<think>",
+    "</think>",
 };
 
-/* Bytes of both sides. Some tokens are parts of characters: 毕 is E6 AF 95, 🙂 is F0 9F 99 82. */
+/* Bytes of both sides. Some tokens are parts of characters: 毕 is E6 AF 95, 🙂 is F0 9F 99 82.
+ */
 static const char *const merges[TINY_MERGES][2] = {
     {"a", "b"},       {"b", "a"},       {"ab", "a"},      {" ", "a"},    {"\n", "\n"},
     {"\xF0", "\x9F"}, {"\xE6", "\xAF"}, {"\x99", "\x82"}, {"1", "2"},    {"12", "3"},
