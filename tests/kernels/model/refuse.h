@@ -4,6 +4,9 @@
 
 #include "common/base/status.h"
 
+/* Fails the test, showing both, unless `text` holds `word`. */
+void expect_word(const char *text, const char *word);
+
 /* Opens `dir` as a model; fails the test unless the status is `want` and all `n` words occur. */
 void refuse(const char *dir, td_status want, int n, ...);
 
