@@ -49,7 +49,7 @@ void td_receipt_over(struct td_receiver *r, uint32_t i, td_status status, const 
     t->state = TD_RECEIPT_OVER;
     t->status = status;
     snprintf(t->text, sizeof t->text, "%s", text);
-    r->handoffs_failed++;
+    if (status != TD_CANCELLED) r->handoffs_failed++;
 }
 
 void td_receiver_abort(struct td_receiver *r, uint32_t i, td_status status, const char *text) {

@@ -21,6 +21,7 @@ td_status td_decode_create(const struct td_decode_options *o, struct td_decode *
     struct td_decode *d = calloc(1, sizeof *d);
     if (d == NULL) return td_fail(err, TD_NO_MEMORY, "decode scheduler: out of memory");
     d->o = *o;
+    if (d->o.reserve_new == 0) d->o.reserve_new = TD_DECODE_RESERVE_NEW;
     d->next_owner = d->next_ticket = 1;
     d->pages_per_seq = td_kv_page_blocks(o->max_context);
     d->seq = calloc(o->slots, sizeof *d->seq);
@@ -154,8 +155,8 @@ static uint32_t retry_ms(const struct td_decode *d) {
     return ms < RETRY_MS_MIN ? RETRY_MS_MIN : ms > RETRY_MS_MAX ? RETRY_MS_MAX : (uint32_t)ms;
 }
 
-static uint32_t reserve_pages(const struct td_msg_admit *m) {
-    uint32_t extra = m->max_new < TD_DECODE_RESERVE_NEW ? m->max_new : TD_DECODE_RESERVE_NEW;
+static uint32_t reserve_pages(const struct td_decode *d, const struct td_msg_admit *m) {
+    uint32_t extra = m->max_new < d->o.reserve_new ? m->max_new : d->o.reserve_new;
     return td_kv_page_blocks(m->n_prompt + extra);
 }
 
@@ -168,7 +169,7 @@ static td_status admissible(const struct td_decode *d, const struct td_msg_admit
         return td_fail(err, TD_TOO_LONG,
                        "%u prompt and %u output tokens make %llu, the limit is %u", m->n_prompt,
                        m->max_new, (unsigned long long)tokens, d->o.max_context);
-    uint32_t need = reserve_pages(m);
+    uint32_t need = reserve_pages(d, m);
     if (need > d->o.pages)
         return td_fail(err, TD_TOO_LONG,
                        "%u prompt and %u output tokens need %u pages, there are %u", m->n_prompt,
@@ -193,7 +194,7 @@ static struct seq *reserve(struct td_decode *d, const struct td_msg_admit *m) {
         .n_prompt = m->n_prompt,
         .max_new = m->max_new,
         .sampling = m->sampling,
-        .n_pages = reserve_pages(m),
+        .n_pages = reserve_pages(d, m),
         .admitted_ns = d->now_ns,
     };
     td_status a = td_ledger_take(&d->slots, s->owner, 1, &s->slot, NULL);

@@ -21,7 +21,7 @@
 
 #include "decode/events.h"
 
-enum { TD_DECODE_RESERVE_NEW = 4096 }; /* output tokens reserved at admission, at most */
+enum { TD_DECODE_RESERVE_NEW = 4096 };
 
 struct td_decode_options {
     uint64_t epoch; /* ours, random */
@@ -30,6 +30,8 @@ struct td_decode_options {
     const struct td_kv_layout *layout; /* outlives the machine */
     uint32_t pages, slots;             /* of the engine; slots bounds the sequences */
     uint32_t max_context;              /* prompt and output of one sequence */
+    uint32_t
+        reserve_new; /* output tokens reserved at admission, at most; 0: TD_DECODE_RESERVE_NEW */
     uint32_t max_tokens;               /* of one step; >= slots (asserted) */
     int32_t eos;                       /* id of end-of-text; -1: none */
     uint32_t max_peers, landing_slabs; /* landing slabs per peer, <= TD_LANDING_SLABS_MAX */

@@ -104,10 +104,11 @@ td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run 
     return TD_OK;
 }
 
-bool td_worker_engine_memory_row(const struct td_worker_engine *w, uint32_t i,
-                                 const char **ret_what, size_t *ret_bytes) {
+void td_worker_engine_memory_text(const struct td_worker_engine *w, size_t slabs, char *buf,
+                                  size_t cap) {
     struct td_engine_memory m;
     td_engine_memory(w->engine, &m);
+    size_t sampling = td_sample_workspace(w->model->config.vocab);
     const struct {
         const char *what;
         size_t bytes;
@@ -117,12 +118,16 @@ bool td_worker_engine_memory_row(const struct td_worker_engine *w, uint32_t i,
         {"slots", m.slots},
         {"index workspace", m.index_workspace},
         {"scratch", m.scratch},
-        {"sampling", td_sample_workspace(w->model->config.vocab)},
+        {"sampling", sampling},
+        {"slabs", slabs},
+        {"total", m.weights + m.pool + m.slots + m.index_workspace + m.scratch + sampling + slabs},
     };
-    if (i >= sizeof row / sizeof row[0]) return false;
-    *ret_what = row[i].what;
-    *ret_bytes = row[i].bytes;
-    return true;
+    size_t used = 0;
+    buf[0] = 0;
+    for (size_t i = 0; i < sizeof row / sizeof row[0] && used < cap; i++) {
+        int n = snprintf(buf + used, cap - used, "%-16s %14zu bytes\n", row[i].what, row[i].bytes);
+        used += n > 0 ? (size_t)n : 0;
+    }
 }
 
 uint64_t td_worker_slab_bytes(const struct td_worker_engine *w, uint64_t wanted) {

@@ -38,9 +38,10 @@ TD_MUST_USE td_status td_worker_engine_step(struct td_worker_engine *w, const st
                                             uint32_t n_samples, struct td_token *tokens,
                                             struct td_error *err);
 
-/* Row i of the memory plan: what takes how many bytes; false past the last. */
-bool td_worker_engine_memory_row(const struct td_worker_engine *w, uint32_t i,
-                                 const char **ret_what, size_t *ret_bytes);
+/* The memory plan as lines "what   bytes" with a total, into `buf` [cap]; `slabs` bytes of slabs
+ * are the role's. */
+void td_worker_engine_memory_text(const struct td_worker_engine *w, size_t slabs, char *buf,
+                                  size_t cap);
 
 /* Bytes of a slab: `wanted`, or more where the largest wire block needs it; whole memory pages. */
 uint64_t td_worker_slab_bytes(const struct td_worker_engine *w, uint64_t wanted);

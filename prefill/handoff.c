@@ -72,7 +72,8 @@ void td_ticket_over(struct td_sender *s, uint32_t i, td_status status, const cha
     t->status = status;
     t->deadline_ns = UINT64_MAX;
     snprintf(t->text, sizeof t->text, "%s", text);
-    *(status == TD_OK ? &s->handoffs_ok : &s->handoffs_failed) += 1;
+    if (status == TD_OK) s->handoffs_ok++;
+    if (status != TD_OK && status != TD_CANCELLED) s->handoffs_failed++;
     /* Its landing slabs at decode come back by CREDIT; nobody here waits for them any more. */
     for (uint32_t p = 0; p < s->o->max_peers; p++)
         for (uint32_t k = 0; k < s->peer[p].n_landing; k++)
@@ -93,6 +94,11 @@ void td_sender_abort(struct td_sender *s, uint32_t i, td_status status, const ch
     m->ticket = t->o.ticket;
     m->status = status;
     snprintf(m->text, sizeof m->text, "%s", text);
+}
+
+void td_sender_drop(struct td_sender *s, uint32_t i) {
+    if (s->ticket[i].state == TD_TICKET_OPEN)
+        td_ticket_over(s, i, TD_CANCELLED, "the first token ended the answer");
 }
 
 bool td_sender_quiet(const struct td_sender *s, uint32_t i) {

@@ -108,6 +108,9 @@ void td_sender_ready(struct td_sender *s, uint32_t i, uint32_t tokens);
 void td_sender_complete(struct td_sender *s, uint32_t i, const struct td_token *first);
 /* Ends an open ticket; decode is told. Repeatable. */
 void td_sender_abort(struct td_sender *s, uint32_t i, td_status status, const char *text);
+/* The same without a word to decode: the router cancels the admission, and an ABORT that overtook
+ * the answer would make it look failed. */
+void td_sender_drop(struct td_sender *s, uint32_t i);
 /* Over, and nothing reads its pages any more; true also when it was never opened. */
 bool td_sender_quiet(const struct td_sender *s, uint32_t i);
 /* Forgets a quiet ticket. */

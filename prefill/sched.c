@@ -320,7 +320,8 @@ static void computed(struct td_prefill *p, struct task *t, const struct td_token
     f->key = t->key;
     f->reason = stop ? TD_FINISH_STOP : TD_FINISH_LENGTH;
     f->n_tokens = 1;
-    retire(p, t, TD_CANCELLED, "the first token ended the answer");
+    td_sender_drop(&p->sender, i);
+    retire(p, t, TD_OK, "");
 }
 
 static void step_done(struct td_prefill *p, const struct td_prefill_event *ev) {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/role_args.h"
 #include "common/io/loop.h"
 
 enum { JOBS_MAX = 8, DRAIN_MS = 3000 };
@@ -33,6 +34,18 @@ uint64_t td_host_epoch(void) {
     while (e == 0)
         if (getrandom(&e, sizeof e, 0) != sizeof e) e = td_now_ns() ^ (uint64_t)getpid() << 40;
     return e;
+}
+
+void td_host_hello_init(struct td_msg_hello *hello, enum td_role role, const char *name,
+                        uint64_t epoch, const struct td_config *config, char *settings,
+                        size_t cap) {
+    *hello = (struct td_msg_hello){.version = TD_PROTO_VERSION,
+                                   .role = role,
+                                   .epoch = epoch,
+                                   .pid = (uint64_t)getpid(),
+                                   .settings = settings};
+    snprintf(hello->name, sizeof hello->name, "%s", name);
+    hello->settings_len = td_config_text(config, settings, cap);
 }
 
 /* ---- the router's link ---- */

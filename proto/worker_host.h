@@ -29,6 +29,11 @@ struct td_host_events {
 /* A random number that names this process. */
 uint64_t td_host_epoch(void);
 
+/* Fills what follows from the process and its configuration; `settings` [cap] holds the text and
+ * must outlive the hello. The role adds what follows from its engine. */
+void td_host_hello_init(struct td_msg_hello *hello, enum td_role role, const char *name,
+                        uint64_t epoch, const struct td_config *config, char *settings, size_t cap);
+
 /* `config` and `events` must outlive the host. `stop_ms` bounds the orderly end. */
 TD_MUST_USE td_status td_host_create(const struct td_config *config, uint64_t epoch,
                                      const struct td_host_events *events, void *user,

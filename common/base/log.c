@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,4 +34,13 @@ void td_log(enum td_log_level level, const char *fmt, ...) {
     line[used++] = '\n';
     ssize_t written = write(STDERR_FILENO, line, used);
     (void)written; /* nowhere to report that reporting failed */
+}
+
+void td_log_lines(enum td_log_level level, const char *prefix, const char *text) {
+    while (*text) {
+        int n = (int)strcspn(text, "\n");
+        td_log(level, "%s%.*s", prefix, n, text);
+        text += n;
+        if (*text) text++;
+    }
 }

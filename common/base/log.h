@@ -7,6 +7,8 @@ enum td_log_level { TD_LOG_DEBUG, TD_LOG_INFO, TD_LOG_WARN, TD_LOG_ERROR };
 
 /* `who` ("router", "prefill@0") must outlive the process; lines below `min` are dropped. */
 void td_log_init(const char *who, enum td_log_level min);
+/* One line per line of `text`, each after `prefix`. */
+void td_log_lines(enum td_log_level level, const char *prefix, const char *text);
 void td_log(enum td_log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 #define td_debug(...) td_log(TD_LOG_DEBUG, __VA_ARGS__)

@@ -1,0 +1,269 @@
+/* Start, events, actions and end of the prefill worker. */
+#include "prefill/worker.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "prefill/worker_parts.h"
+
+enum {
+    NS_PER_MS = 1000000,
+    REQUESTS_MAX = 256, /* waiting ones included */
+    STOP_MS = 5000,     /* for a chunk that runs, and for puts to become quiet */
+};
+
+/* ---- actions ---- */
+
+static void run_step(void *user) {
+    struct td_prefill_worker *w = user;
+    struct td_prefill_job *j = &w->job;
+    j->status = td_worker_engine_step(&w->engine, &j->run, 1, &j->sample, j->run.want_logits,
+                                      &j->token, &j->err);
+}
+
+static void step_done(void *user) {
+    struct td_prefill_worker *w = user;
+    struct td_token token = w->job.token; /* the job's own is used again by the next step */
+    td_status st = w->job.status;
+    w->stepping = false;
+    if (st != TD_OK) td_warn("a step failed: %s", w->job.err.text);
+    struct td_prefill_event ev = {.kind = TD_PREFILL_STEP_DONE,
+                                  .step = {.status = st, .token = token}};
+    td_prefill_feed(w, &ev);
+}
+
+static void start_step(struct td_prefill_worker *w, const struct td_prefill_action *a) {
+    w->job.run = a->step.run;
+    w->job.sample = (struct td_worker_sample){a->step.sampling, a->step.position};
+    w->job.status = TD_INTERNAL;
+    w->stepping = true;
+    td_status st = td_jobs_submit(td_host_jobs(w->host), run_step, step_done, w);
+    assert(st == TD_OK); /* one at a time */
+    (void)st;
+}
+
+static void carry_out(struct td_prefill_worker *w, struct td_prefill_action *a) {
+    switch (a->kind) {
+    case TD_PREFILL_SEND:
+        td_host_send(w->host, &a->msg);
+        return;
+    case TD_PREFILL_STEP:
+        start_step(w, a);
+        return;
+    case TD_PREFILL_CONNECT:
+        td_prefill_connect(w, a);
+        return;
+    case TD_PREFILL_SEND_PEER:
+        td_prefill_send_peer(w, a);
+        return;
+    case TD_PREFILL_CLOSE:
+        td_prefill_close(w, a->peer.epoch);
+        return;
+    case TD_PREFILL_PACK:
+        td_prefill_pack(w, a);
+        return;
+    case TD_PREFILL_PUT:
+        td_prefill_put(w, a);
+        return;
+    case TD_PREFILL_FREE_IDS:
+        free((int32_t *)a->ids);
+        return;
+    }
+}
+
+void td_prefill_feed(struct td_prefill_worker *w, struct td_prefill_event *ev) {
+    struct td_prefill_action a;
+    ev->now_ns = td_now_ns();
+    td_prefill_step(w->machine, ev);
+    while (td_prefill_next(w->machine, &a)) carry_out(w, &a);
+    td_host_deadline(w->host, td_prefill_deadline(w->machine));
+}
+
+/* ---- events of the host ---- */
+
+static void on_message(void *user, const struct td_msg *m) {
+    struct td_prefill_worker *w = user;
+    struct td_msg copy = *m;
+    if (m->type == TD_MSG_PREFILL) {
+        size_t bytes = m->prefill.n_prompt * sizeof m->prefill.ids[0];
+        int32_t *ids = malloc(bytes);
+        if (!ids) {
+            struct td_msg r = {.type = TD_MSG_FAILED};
+            r.failed.key = m->prefill.key;
+            r.failed.status = TD_NO_MEMORY;
+            td_host_send(w->host, &r);
+            return;
+        }
+        memcpy(ids, m->prefill.ids, bytes);
+        copy.prefill.ids = ids; /* until FREE_IDS */
+    }
+    struct td_prefill_event ev = {.kind = TD_PREFILL_MESSAGE, .msg = &copy};
+    td_prefill_feed(w, &ev);
+}
+
+static void on_router_up(void *user, const struct td_msg_hello_reply *r) {
+    (void)user;
+    td_info("linked with router %016llx", (unsigned long long)r->epoch);
+}
+
+static void on_router_down(void *user, bool was_up, td_status why, const char *text) {
+    struct td_prefill_worker *w = user;
+    td_warn("router: %s (%s)", text, td_status_name(why));
+    if (!was_up) return;
+    struct td_prefill_event ev = {.kind = TD_PREFILL_ROUTER_DOWN};
+    td_prefill_feed(w, &ev);
+}
+
+static void on_beat(void *user, struct td_msg_heartbeat *beat, struct td_msg_ledger *ledger) {
+    struct td_prefill_worker *w = user;
+    td_prefill_load(w->machine, beat);
+    td_prefill_ledger(w->machine, ledger);
+}
+
+static void on_deadline(void *user) {
+    struct td_prefill_event ev = {.kind = TD_PREFILL_TIMER};
+    td_prefill_feed(user, &ev);
+}
+
+static void on_stop(void *user) {
+    struct td_prefill_worker *w = user;
+    td_info("stopping");
+    w->stopping = true;
+    struct td_prefill_event ev = {.kind = TD_PREFILL_ROUTER_DOWN};
+    td_prefill_feed(w, &ev);
+}
+
+static bool is_idle(void *user) {
+    struct td_prefill_worker *w = user;
+    struct td_msg_ledger l;
+    td_prefill_ledger(w->machine, &l);
+    return !w->stepping && l.pages_owned == 0 && l.slots_owned == 0 && l.send_busy == 0;
+}
+
+/* ---- start ---- */
+
+static td_status take_slabs(struct td_prefill_worker *w, struct td_error *err) {
+    uint32_t n = (uint32_t)w->config.send_slabs;
+    w->slab_bytes = td_worker_slab_bytes(&w->engine, w->config.slab_bytes);
+    w->config.slab_bytes = w->slab_bytes;
+    w->headers_max = (uint32_t)(w->slab_bytes / sizeof(struct td_kv_block_header));
+    w->headers = calloc(w->headers_max, sizeof *w->headers);
+    w->slab = calloc(n, sizeof *w->slab);
+    if (!w->headers || !w->slab) return td_fail(err, TD_NO_MEMORY, "no memory for send slabs");
+    for (uint32_t i = 0; i < n; i++) {
+        w->slab[i].w = w;
+        w->slab[i].bytes = aligned_alloc(64, w->slab_bytes);
+        if (!w->slab[i].bytes)
+            return td_fail(err, TD_NO_MEMORY, "no memory for send slab %u of %llu bytes", i,
+                           (unsigned long long)w->slab_bytes);
+        memset(w->slab[i].bytes, 0, w->slab_bytes);
+    }
+    return TD_OK;
+}
+
+static td_status make_machine(struct td_prefill_worker *w, struct td_error *err) {
+    const struct td_config *c = &w->config;
+    struct td_prefill_options o = {
+        .epoch = w->epoch,
+        .numerics_id = w->engine.numerics_id,
+        .layout = w->engine.layout,
+        .pages = w->engine.options.pages,
+        .slots = w->engine.options.slots,
+        .max_context = w->engine.options.max_context,
+        .max_requests = REQUESTS_MAX,
+        .chunk_tokens = (uint32_t)c->chunk_tokens,
+        .eos = w->engine.model->config.eos_id,
+        .send_slabs = (uint32_t)c->send_slabs,
+        .slab_bytes = w->slab_bytes,
+        .max_peers = TD_PREFILL_PEERS_MAX,
+        .transfer_ns = c->transfer_timeout_ms * NS_PER_MS,
+        .beat_ns = c->heartbeat_ms * NS_PER_MS,
+        .peer_timeout_ns = c->peer_timeout_ms * NS_PER_MS,
+    };
+    return td_prefill_create(&o, &w->machine, err);
+}
+
+static void fill_hello(struct td_prefill_worker *w) {
+    struct td_msg_hello *h = &w->hello;
+    td_host_hello_init(h, TD_ROLE_PREFILL, w->name, w->epoch, &w->config, w->settings,
+                       sizeof w->settings);
+    h->fingerprint = w->engine.layout->fingerprint;
+    h->numerics_id = w->engine.numerics_id;
+    snprintf(h->numerics, sizeof h->numerics, "%s", w->engine.numerics);
+    snprintf(h->model, sizeof h->model, "%.63s", w->engine.model_name);
+    h->max_context = w->engine.options.max_context;
+    h->max_running = h->slots = w->engine.options.slots;
+    h->pages = w->engine.options.pages;
+}
+
+static void log_start(const struct td_prefill_worker *w) {
+    char memory[1024];
+    td_worker_engine_memory_text(&w->engine, w->slab_bytes * w->config.send_slabs, memory,
+                                 sizeof memory);
+    td_log_lines(TD_LOG_INFO, "setting ", w->settings);
+    td_log_lines(TD_LOG_INFO, "memory ", memory);
+    td_info("numerics %s (%016llx), layout %016llx, epoch %016llx", w->engine.numerics,
+            (unsigned long long)w->engine.numerics_id,
+            (unsigned long long)w->engine.layout->fingerprint, (unsigned long long)w->epoch);
+}
+
+static const struct td_host_events *host_events(void) {
+    static struct td_host_events e = {
+        .on_message = on_message, .on_router_up = on_router_up, .on_router_down = on_router_down,
+        .on_beat = on_beat, .on_deadline = on_deadline, .on_stop = on_stop, .is_idle = is_idle};
+    e.plane = td_prefill_plane_events;
+    return &e;
+}
+
+static td_status start(struct td_prefill_worker *w, struct td_error *err) {
+    w->epoch = td_host_epoch();
+    TD_TRY(td_worker_engine_open(&w->engine, &w->config, err));
+    TD_TRY(take_slabs(w, err));
+    TD_TRY(make_machine(w, err));
+    TD_TRY(td_host_create(&w->config, w->epoch, host_events(), w, TD_PREFILL_PEERS_MAX, STOP_MS,
+                          &w->host, err));
+    fill_hello(w);
+    log_start(w);
+    return td_host_dial(w->host, &w->hello, err);
+}
+
+/* ---- end ---- */
+
+static void log_residue(const struct td_prefill_worker *w) {
+    struct td_msg_ledger l;
+    struct td_error err;
+    td_prefill_ledger(w->machine, &l);
+    if (td_prefill_check(w->machine, &err) != TD_OK) td_err("ledger: %s", err.text);
+    if (l.pages_owned || l.slots_owned || l.send_busy)
+        td_warn("left at exit: %u pages, %u slots, %u send slabs", l.pages_owned, l.slots_owned,
+                l.send_busy);
+}
+
+static void finish(struct td_prefill_worker *w) {
+    if (td_host_destroy(w->host) != TD_OK) td_warn("a handle of the loop was left open");
+    td_prefill_destroy(w->machine);
+    for (uint32_t i = 0; w->slab && i < w->config.send_slabs; i++) free(w->slab[i].bytes);
+    free(w->slab);
+    free(w->headers);
+    td_worker_engine_close(&w->engine);
+    free(w);
+}
+
+td_status td_prefill_worker_run(const struct td_role_args *args, struct td_error *err) {
+    struct td_prefill_worker *w = calloc(1, sizeof *w);
+    if (!w) return td_fail(err, TD_NO_MEMORY, "no memory for the worker");
+    w->config = args->config;
+    snprintf(w->name, sizeof w->name, "%s", args->name);
+    td_status st = start(w, err);
+    if (st == TD_OK) {
+        td_host_run(w->host);
+        log_residue(w);
+        td_info("stopped");
+    }
+    finish(w);
+    return st;
+}
