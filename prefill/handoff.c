@@ -29,8 +29,8 @@ void td_sender_destroy(struct td_sender *s) {
 
 /* ---- tickets ---- */
 
-void td_sender_open(struct td_sender *s, uint64_t now_ns, uint32_t i,
-                    const struct td_sender_order *o, const uint8_t *address, size_t address_len) {
+void td_sender_open(struct td_sender *s, uint32_t i, const struct td_sender_order *o,
+                    const uint8_t *address, size_t address_len) {
     struct td_sender_ticket *t = &s->ticket[i];
     struct td_error err;
     assert(t->state == TD_TICKET_NONE);
@@ -44,7 +44,7 @@ void td_sender_open(struct td_sender *s, uint64_t now_ns, uint32_t i,
         td_ticket_over(s, i, err.status, err.text);
         return;
     }
-    t->peer = td_peer_for(s, now_ns, o->decode_epoch, address, address_len);
+    t->peer = td_peer_for(s, o->decode_epoch, address, address_len);
     if (t->peer == UINT32_MAX)
         td_ticket_over(s, i, TD_BUSY, "as many decode peers are connected as may be");
     else if (s->peer[t->peer].state == TD_PEER_CLOSING)
@@ -111,11 +111,11 @@ void td_sender_forget(struct td_sender *s, uint32_t i) {
     s->ticket[i].state = TD_TICKET_NONE;
 }
 
-void td_ticket_touch(struct td_sender *s, uint32_t i, uint64_t now_ns) {
+void td_ticket_touch(struct td_sender *s, uint32_t i) {
     struct td_sender_ticket *t = &s->ticket[i];
     if (t->state != TD_TICKET_OPEN) return;
     bool outstanding = t->slabs > 0 || t->theirs > 0 || t->manifest;
-    t->deadline_ns = outstanding ? now_ns + s->o->transfer_ns : UINT64_MAX;
+    t->deadline_ns = outstanding ? s->now_ns + s->o->transfer_ns : UINT64_MAX;
 }
 
 /* ---- slabs ---- */
@@ -135,7 +135,7 @@ static bool alive(const struct td_sender *s, const struct td_sender_slab *b) {
     return s->ticket[b->ticket].state == TD_TICKET_OPEN && s->peer[b->peer].state == TD_PEER_OPEN;
 }
 
-static void packed(struct td_sender *s, uint64_t now_ns, const struct td_prefill_event *ev) {
+static void packed(struct td_sender *s, const struct td_prefill_event *ev) {
     uint32_t k = ev->packed.send_slab;
     assert(k < s->o->send_slabs && s->slab[k].state == TD_SLAB_PACKING);
     struct td_sender_slab *b = &s->slab[k];
@@ -160,8 +160,8 @@ static void packed(struct td_sender *s, uint64_t now_ns, const struct td_prefill
     a->put.landing_slab = b->landing;
     a->put.remote_address = s->peer[b->peer].landing[b->landing].address;
     a->put.bytes = b->bytes;
-    a->put.deadline_ns = now_ns + s->o->transfer_ns;
-    td_ticket_touch(s, b->ticket, now_ns);
+    a->put.deadline_ns = s->now_ns + s->o->transfer_ns;
+    td_ticket_touch(s, b->ticket);
 }
 
 static void say_slab(struct td_sender *s, uint32_t k) {
@@ -218,7 +218,7 @@ static void say_manifest(struct td_sender *s, uint32_t i) {
     t->manifest = true;
 }
 
-static void flushed(struct td_sender *s, uint64_t now_ns, uint32_t k) {
+static void flushed(struct td_sender *s, uint32_t k) {
     uint32_t i = s->slab[k].ticket;
     struct td_sender_ticket *t = &s->ticket[i];
     s->slab[k].state = TD_SLAB_FLUSHED;
@@ -232,16 +232,16 @@ static void flushed(struct td_sender *s, uint64_t now_ns, uint32_t k) {
         j = UINT32_MAX; /* from the start */
     }
     if (t->told == t->page_blocks + 1) say_manifest(s, i);
-    td_ticket_touch(s, i, now_ns);
+    td_ticket_touch(s, i);
 }
 
-static void put_done(struct td_sender *s, uint64_t now_ns, const struct td_prefill_event *ev) {
+static void put_done(struct td_sender *s, const struct td_prefill_event *ev) {
     uint32_t k = ev->put.send_slab;
     assert(k < s->o->send_slabs && s->slab[k].state == TD_SLAB_PUTTING);
     struct td_sender_slab *b = &s->slab[k];
     uint32_t peer = b->peer;
     if (ev->put.status == TD_OK && alive(s, b)) {
-        flushed(s, now_ns, k);
+        flushed(s, k);
         return;
     }
     if (ev->put.quiet || ev->put.status == TD_OK)
@@ -296,7 +296,7 @@ static void pack(struct td_sender *s, uint32_t i, uint32_t k, uint32_t landing) 
     p->slabs++;
 }
 
-void td_sender_pump(struct td_sender *s, uint64_t now_ns) {
+void td_sender_pump(struct td_sender *s) {
     uint32_t n = s->o->max_requests, idle = 0;
     /* In turn, so that a long prompt does not keep a short one waiting. */
     for (uint32_t k = 0; k < s->o->send_slabs; k++) {
@@ -309,7 +309,7 @@ void td_sender_pump(struct td_sender *s, uint64_t now_ns) {
             uint32_t landing = free_landing(&s->peer[t->peer]);
             if (landing == UINT32_MAX) continue;
             pack(s, i, k, landing);
-            td_ticket_touch(s, i, now_ns);
+            td_ticket_touch(s, i);
             s->next_ticket = (i + 1) % n;
             idle = 0;
             break;
@@ -321,10 +321,10 @@ void td_sender_pump(struct td_sender *s, uint64_t now_ns) {
 void td_sender_event(struct td_sender *s, const struct td_prefill_event *ev) {
     switch (ev->kind) {
     case TD_PREFILL_PACKED:
-        packed(s, ev->now_ns, ev);
+        packed(s, ev);
         return;
     case TD_PREFILL_PUT_DONE:
-        put_done(s, ev->now_ns, ev);
+        put_done(s, ev);
         return;
     case TD_PREFILL_PUT_QUIET:
         if (s->slab[ev->put.send_slab].state == TD_SLAB_UNQUIET) td_slab_free(s, ev->put.send_slab);

@@ -8,13 +8,17 @@
  * A landing slab is ours until SLAB is said and decode's from then until its CREDIT: a ticket that
  * dies with puts under way keeps its send slabs until they are quiet, and the landing slabs are
  * still ours afterwards. A failed put means the link is broken: the peer is closed, and with
- * PEER_CLOSED everything of it is quiet. Nothing here waits without a clock. */
+ * PEER_CLOSED everything of it is quiet. Then we greet again although nobody needs the peer just
+ * now: decode keeps our landing slabs in quarantine until it hears that our writes are over.
+ * Nothing here waits without a clock. */
 #ifndef TD_PREFILL_HANDOFF_H
 #define TD_PREFILL_HANDOFF_H
 
 #include "common/base/fifo.h"
 #include "common/kv/manifest.h"
 #include "prefill/sched.h"
+
+enum { TD_PEER_TRIES = 3 };
 
 enum td_peer_state { TD_PEER_FREE, TD_PEER_GREETING, TD_PEER_OPEN, TD_PEER_CLOSING };
 
@@ -30,7 +34,12 @@ struct td_sender_landing {
 
 struct td_sender_peer {
     uint64_t epoch;
+    uint8_t address[TD_MSG_ADDRESS_MAX];
+    size_t address_len;
     enum td_peer_state state;
+    bool again;           /* greet once more when closed: only that frees the slabs granted to us */
+    bool refused;         /* by a WELCOME that says so, or by us */
+    uint32_t tries;       /* greetings since the peer was last open */
     bool closed;          /* CLOSING: the link is; a pack under way still names the entry */
     uint32_t slabs;       /* send slabs that name the entry */
     uint64_t deadline_ns; /* GREETING: the WELCOME; CLOSING: none */
@@ -90,6 +99,7 @@ struct td_sender {
     struct td_sender_slab *slab;     /* [send_slabs] */
     struct td_sender_ticket *ticket; /* [max_requests], by the scheduler's entry number */
     uint32_t next_ticket;            /* who is asked first for the next free slab */
+    uint64_t now_ns;                 /* of the event being handled; set by the scheduler */
     uint64_t handoffs_ok, handoffs_failed, bytes_moved, bytes_early;
 };
 
@@ -99,9 +109,9 @@ void td_sender_destroy(struct td_sender *s);
 
 /* ---- from the scheduler; `i` is its entry number ---- */
 
-/* Connects to the peer if need be. `address` is copied into the action only. */
-void td_sender_open(struct td_sender *s, uint64_t now_ns, uint32_t i,
-                    const struct td_sender_order *o, const uint8_t *address, size_t address_len);
+/* Connects to the peer if need be. */
+void td_sender_open(struct td_sender *s, uint32_t i, const struct td_sender_order *o,
+                    const uint8_t *address, size_t address_len);
 /* The first `tokens` tokens of the prompt are in the pool. */
 void td_sender_ready(struct td_sender *s, uint32_t i, uint32_t tokens);
 /* All are, the slot too, and this is token 0. */
@@ -120,9 +130,9 @@ void td_sender_forget(struct td_sender *s, uint32_t i);
 
 /* PACKED, PUT_DONE, PUT_QUIET, PEER_*. */
 void td_sender_event(struct td_sender *s, const struct td_prefill_event *ev);
-void td_sender_timer(struct td_sender *s, uint64_t now_ns);
+void td_sender_timer(struct td_sender *s);
 uint64_t td_sender_deadline(const struct td_sender *s);
 /* Gives out free slabs; after every step. */
-void td_sender_pump(struct td_sender *s, uint64_t now_ns);
+void td_sender_pump(struct td_sender *s);
 
 #endif

@@ -18,36 +18,45 @@ static uint32_t find(const struct td_sender *s, uint64_t epoch) {
     return UINT32_MAX;
 }
 
-uint32_t td_peer_for(struct td_sender *s, uint64_t now_ns, uint64_t epoch, const uint8_t *address,
+static void greet(struct td_sender *s, uint32_t peer) {
+    struct td_sender_peer *p = &s->peer[peer];
+    p->state = TD_PEER_GREETING;
+    p->tries++;
+    p->again = p->closed = false;
+    p->n_landing = 0;
+    p->deadline_ns = s->now_ns + s->o->transfer_ns;
+    struct td_prefill_action *a = td_fifo_push(s->actions);
+    a->kind = TD_PREFILL_CONNECT;
+    a->peer.epoch = p->epoch;
+    a->peer.address = p->address;
+    a->peer.address_len = p->address_len;
+    struct td_msg_peer_hello *m = &td_peer_send(s, peer, TD_MSG_PEER_HELLO)->peer_hello;
+    m->version = TD_PROTO_VERSION;
+    m->epoch = s->o->epoch;
+    m->decode_epoch = p->epoch;
+    m->fingerprint = s->o->layout->fingerprint;
+    m->numerics_id = s->o->numerics_id;
+}
+
+uint32_t td_peer_for(struct td_sender *s, uint64_t epoch, const uint8_t *address,
                      size_t address_len) {
     uint32_t p = find(s, epoch);
     if (p != UINT32_MAX) return p;
     for (p = 0; p < s->o->max_peers && s->peer[p].state != TD_PEER_FREE; p++) {
     }
     if (p == s->o->max_peers) return UINT32_MAX;
-    s->peer[p] = (struct td_sender_peer){
-        .epoch = epoch,
-        .state = TD_PEER_GREETING,
-        .deadline_ns = now_ns + s->o->transfer_ns,
-        .heard_ns = now_ns,
-    };
-    struct td_prefill_action *a = td_fifo_push(s->actions);
-    a->kind = TD_PREFILL_CONNECT;
-    a->peer.epoch = epoch;
-    a->peer.address = address;
-    a->peer.address_len = address_len;
-    struct td_msg_peer_hello *m = &td_peer_send(s, p, TD_MSG_PEER_HELLO)->peer_hello;
-    m->version = TD_PROTO_VERSION;
-    m->epoch = s->o->epoch;
-    m->decode_epoch = epoch;
-    m->fingerprint = s->o->layout->fingerprint;
-    m->numerics_id = s->o->numerics_id;
+    struct td_sender_peer *n = &s->peer[p];
+    *n = (struct td_sender_peer){.epoch = epoch, .address_len = address_len};
+    if (address_len != 0) memcpy(n->address, address, address_len);
+    greet(s, p);
     return p;
 }
 
 void td_peer_lost(struct td_sender *s, uint32_t peer, td_status status, const char *text) {
     struct td_sender_peer *p = &s->peer[peer];
     if (p->state == TD_PEER_FREE || p->state == TD_PEER_CLOSING) return;
+    /* Refused or never reached, it granted us nothing. */
+    p->again = p->tries < TD_PEER_TRIES && status != TD_UNREACHABLE && !p->refused;
     p->state = TD_PEER_CLOSING;
     for (uint32_t i = 0; i < s->o->max_requests; i++)
         if (s->ticket[i].state == TD_TICKET_OPEN && s->ticket[i].peer == peer)
@@ -59,7 +68,11 @@ void td_peer_lost(struct td_sender *s, uint32_t peer, td_status status, const ch
 
 void td_peer_forget(struct td_sender *s, uint32_t peer) {
     struct td_sender_peer *p = &s->peer[peer];
-    if (p->closed && p->slabs == 0) *p = (struct td_sender_peer){.state = TD_PEER_FREE};
+    if (!p->closed || p->slabs > 0) return;
+    if (p->again)
+        greet(s, peer);
+    else
+        *p = (struct td_sender_peer){.state = TD_PEER_FREE};
 }
 
 static void closed(struct td_sender *s, uint32_t peer) {
@@ -77,6 +90,7 @@ static void welcome(struct td_sender *s, uint32_t peer, const struct td_msg_peer
     if (p->state != TD_PEER_GREETING || m->prefill_epoch != s->o->epoch) return;
     char text[TD_TEXT_MAX];
     if (m->status != TD_OK) {
+        p->refused = true;
         td_peer_lost(s, peer, m->status, m->text);
         return;
     }
@@ -88,10 +102,12 @@ static void welcome(struct td_sender *s, uint32_t peer, const struct td_msg_peer
                  "landing slabs: expected 1 to %d of at least %llu bytes, found %u of %llu",
                  TD_LANDING_SLABS_MAX, (unsigned long long)need, m->n_slabs,
                  (unsigned long long)m->slab_bytes);
+        p->refused = true;
         td_peer_lost(s, peer, TD_MISMATCH, text);
         return;
     }
     p->state = TD_PEER_OPEN;
+    p->tries = 0;
     p->slab_bytes = m->slab_bytes < s->o->slab_bytes ? m->slab_bytes : s->o->slab_bytes;
     p->n_landing = m->n_slabs;
     for (uint32_t k = 0; k < m->n_slabs; k++)
@@ -99,8 +115,7 @@ static void welcome(struct td_sender *s, uint32_t peer, const struct td_msg_peer
             (struct td_sender_landing){.address = m->slab_address[k], .owner = UINT32_MAX};
 }
 
-static void credit(struct td_sender *s, uint64_t now_ns, uint32_t peer,
-                   const struct td_msg_credit *m) {
+static void credit(struct td_sender *s, uint32_t peer, const struct td_msg_credit *m) {
     struct td_sender_peer *p = &s->peer[peer];
     if (m->slab >= p->n_landing) return;
     struct td_sender_landing *l = &p->landing[m->slab];
@@ -110,7 +125,7 @@ static void credit(struct td_sender *s, uint64_t now_ns, uint32_t peer,
     l->state = TD_LANDING_OURS;
     if (l->owner == UINT32_MAX) return;
     s->ticket[l->owner].theirs--;
-    td_ticket_touch(s, l->owner, now_ns);
+    td_ticket_touch(s, l->owner);
     l->owner = UINT32_MAX;
 }
 
@@ -122,15 +137,15 @@ static uint32_t ticket_of(const struct td_sender *s, uint32_t peer, uint64_t tic
     return UINT32_MAX;
 }
 
-static void message(struct td_sender *s, uint64_t now_ns, uint32_t peer, const struct td_msg *m) {
-    s->peer[peer].heard_ns = now_ns;
+static void message(struct td_sender *s, uint32_t peer, const struct td_msg *m) {
+    s->peer[peer].heard_ns = s->now_ns;
     uint32_t i;
     switch (m->type) {
     case TD_MSG_PEER_WELCOME:
         welcome(s, peer, &m->peer_welcome);
         return;
     case TD_MSG_CREDIT:
-        credit(s, now_ns, peer, &m->credit);
+        credit(s, peer, &m->credit);
         return;
     case TD_MSG_VERDICT:
         i = ticket_of(s, peer, m->verdict.ticket);
@@ -156,7 +171,7 @@ void td_peer_event(struct td_sender *s, const struct td_prefill_event *ev) {
     if (p == UINT32_MAX) return;
     switch (ev->kind) {
     case TD_PREFILL_PEER_MESSAGE:
-        if (s->peer[p].state != TD_PEER_CLOSING) message(s, ev->now_ns, p, ev->peer.msg);
+        if (s->peer[p].state != TD_PEER_CLOSING) message(s, p, ev->peer.msg);
         return;
     case TD_PREFILL_PEER_LOST:
         td_peer_lost(s, p, ev->peer.status != TD_OK ? ev->peer.status : TD_PEER_LOST,
@@ -173,12 +188,12 @@ void td_peer_event(struct td_sender *s, const struct td_prefill_event *ev) {
 
 /* ---- clocks ---- */
 
-static void beat(struct td_sender *s, uint64_t now_ns, uint32_t peer) {
+static void beat(struct td_sender *s, uint32_t peer) {
     struct td_sender_peer *p = &s->peer[peer];
     struct td_msg_peer_beat *m = &td_peer_send(s, peer, TD_MSG_PEER_BEAT)->peer_beat;
     m->epoch = s->o->epoch;
     m->seq = ++p->seq;
-    p->beat_ns = now_ns + s->o->beat_ns;
+    p->beat_ns = s->now_ns + s->o->beat_ns;
 }
 
 static uint64_t peer_deadline(const struct td_sender *s, const struct td_sender_peer *p) {
@@ -188,10 +203,10 @@ static uint64_t peer_deadline(const struct td_sender *s, const struct td_sender_
     return silence < p->beat_ns ? silence : p->beat_ns;
 }
 
-void td_sender_timer(struct td_sender *s, uint64_t now_ns) {
+void td_sender_timer(struct td_sender *s) {
     for (uint32_t i = 0; i < s->o->max_requests; i++) {
         struct td_sender_ticket *t = &s->ticket[i];
-        if (t->state != TD_TICKET_OPEN || t->deadline_ns > now_ns) continue;
+        if (t->state != TD_TICKET_OPEN || t->deadline_ns > s->now_ns) continue;
         /* A credit that does not come back would be missing for ever: only a new link brings the
          * landing slab back. */
         if (t->theirs > 0)
@@ -201,13 +216,13 @@ void td_sender_timer(struct td_sender *s, uint64_t now_ns) {
     }
     for (uint32_t p = 0; p < s->o->max_peers; p++) {
         struct td_sender_peer *peer = &s->peer[p];
-        if (peer_deadline(s, peer) > now_ns) continue;
+        if (peer_deadline(s, peer) > s->now_ns) continue;
         if (peer->state == TD_PEER_GREETING)
-            td_peer_lost(s, p, TD_UNREACHABLE, "the decode worker did not answer our hello");
-        else if (peer->heard_ns + s->o->peer_timeout_ns <= now_ns)
+            td_peer_lost(s, p, TD_TIMEOUT, "the decode worker did not answer our hello");
+        else if (peer->heard_ns + s->o->peer_timeout_ns <= s->now_ns)
             td_peer_lost(s, p, TD_PEER_LOST, "the decode worker is silent");
         else
-            beat(s, now_ns, p);
+            beat(s, p);
     }
 }
 

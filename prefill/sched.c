@@ -272,7 +272,7 @@ static bool begin(struct td_prefill *p) {
     t->order.pages = pages_of(p, t);
     t->order.slot = t->slot;
     p->computing = t;
-    td_sender_open(&p->sender, p->now_ns, number(p, t), &t->order, t->address, t->address_len);
+    td_sender_open(&p->sender, number(p, t), &t->order, t->address, t->address_len);
     return true;
 }
 
@@ -364,7 +364,7 @@ static void collect_handoffs(struct td_prefill *p) {
 
 void td_prefill_step(struct td_prefill *p, const struct td_prefill_event *ev) {
     assert(ev->now_ns >= p->now_ns);
-    p->now_ns = ev->now_ns;
+    p->now_ns = p->sender.now_ns = ev->now_ns;
     switch (ev->kind) {
     case TD_PREFILL_MESSAGE:
         if (ev->msg->type == TD_MSG_PREFILL) on_prefill(p, &ev->msg->prefill);
@@ -377,7 +377,7 @@ void td_prefill_step(struct td_prefill *p, const struct td_prefill_event *ev) {
         step_done(p, ev);
         break;
     case TD_PREFILL_TIMER:
-        td_sender_timer(&p->sender, p->now_ns);
+        td_sender_timer(&p->sender);
         break;
     default:
         td_sender_event(&p->sender, ev);
@@ -386,7 +386,7 @@ void td_prefill_step(struct td_prefill *p, const struct td_prefill_event *ev) {
         collect_handoffs(p); /* a ticket may be over as soon as it is opened */
     } while (begin(p));
     run(p);
-    td_sender_pump(&p->sender, p->now_ns);
+    td_sender_pump(&p->sender);
 }
 
 bool td_prefill_next(struct td_prefill *p, struct td_prefill_action *ret) {
