@@ -5,9 +5,9 @@ usage: compare_hf.py ENCODE_FILE [TOKENIZER_DIR...] [--seed N] [--bench]
 Without a folder: the bundled model's and DeepSeek-V3's tokenizer in TANDEM_TEST_DATA.
 
 First the pieces that the splitters make (ids alone would hide a wrong piece whose bytes no merge
-joins), then the ids. The text is made from a seed: Python's own sources and manual pages for prose and code, every code
-point at least once alone among its neighbours and (if assigned) in several surroundings, and random
-strings drawn from pools of whatever makes splitters differ. --bench measures one core instead.
+joins), then the ids. The text is made from a seed: Python's own sources and manual pages for prose
+and code, every code point at least once alone among its neighbours and (if assigned) in several
+surroundings, and random strings drawn from pools of whatever makes splitters differ. --bench measures one core instead.
 Exit 77: `tokenizers` is not installed or a tokenizer is not there.
 """
 import argparse
@@ -55,7 +55,8 @@ def code_points():
               and not 0x4E80 <= c < 0x9F80 and not 0xAC80 <= c < 0xD780
               and not 0x17080 <= c < 0x18780 and not 0x20080 <= c < 0x33400] + \
              [*range(0xE0000, 0xE0200)]
-    shapes = ["a{0}b {0}1{0}\n", "{0}{0} {0}.{0}\r\n", ".{0} \u4e00{0}\u3042 ", "\x01{0}\x01\x02{0}a "]
+    shapes = ["a{0}b {0}1{0}\n", "{0}{0} {0}.{0}\r\n", ".{0} \u4e00{0}\u3042 ",
+              "\x01{0}\x01\x02{0}a "]
     out = []
     for c in likely:
         out.append(random.choice(shapes).format(chr(c)))
@@ -96,8 +97,8 @@ POOLS = [
          (0x1D7CE, 0x1D7FF), (0x3007, 0x3007), (0x3021, 0x3029)),
     pool((0x2010, 0x2027), (0x2030, 0x205E), (0xA1, 0xBF), (0x20A0, 0x20C0), (0x2190, 0x22FF)),
     pool((0x1F300, 0x1FAFF)) + ["\u200d", "\ufe0f", "\U0001F3FB"],
-    ["\U0001F468\u200d\U0001F469\u200d\U0001F467", "\U0001F1E9\U0001F1EA", "1\ufe0f\u20e3", "e\u0301",
-     "don't", "I'LL", "foo_bar", "x=>y;", "//", "http://", "${", "</", "3.14", "1,000"],
+    ["\U0001F468\u200d\U0001F469\u200d\U0001F467", "\U0001F1E9\U0001F1EA", "1\ufe0f\u20e3",
+     "e\u0301", "don't", "I'LL", "foo_bar", "x=>y;", "//", "http://", "${", "</", "3.14", "1,000"],
 ]
 
 
@@ -114,7 +115,8 @@ def mixtures(n, added):
 
 
 def long_runs():
-    for unit in ("a", "ab", "\u00e9", "\u4e2d", " ", "\n", " \n", ".", "\x01", "A\u0301", "0", "\u00a0"):
+    for unit in ("a", "ab", "\u00e9", "\u4e2d", " ", "\n", " \n", ".", "\x01", "A\u0301", "0",
+                 "\u00a0"):
         yield unit * random.randrange(3000, 20000) + random.choice(("", "x", "1", "\u4e00", " "))
     letters = POOLS[0]
     yield "".join(random.choices(letters, k=300000))
@@ -147,11 +149,13 @@ def run_ours(program, folder, texts, repeat=0):
     return ids, done.stdout
 
 
-def first_difference(hf, text, ours, theirs):
-    i = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+def first_difference(hf, ours, theirs):
+    differ = (i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b)
+    i = next(differ, min(len(ours), len(theirs)))
+    before = hf.decode(theirs[max(0, i - 4):i], skip_special_tokens=False)
+    after = hf.decode(theirs[i:i + 4], skip_special_tokens=False)
     return (f"token {i}: ours {ours[i:i + 8]}, Hugging Face {theirs[i:i + 8]}, after "
-            f"{ascii(hf.decode(theirs[max(0, i - 4):i], skip_special_tokens=False))}, theirs goes on "
-            f"{ascii(hf.decode(theirs[i:i + 4], skip_special_tokens=False))}")
+            f"{ascii(before)}, theirs goes on {ascii(after)}")
 
 
 def compare_pieces(program, hf):
@@ -178,13 +182,14 @@ def compare_pieces(program, hf):
 
 def compare(program, folder, hf):
     added = [t.content for t in hf.get_added_tokens_decoder().values()]
-    texts = list(corpus(random.sample(added, min(len(added), 40)) + ["<\uff5cUser\uff5c>", "<think>"]))
+    some = random.sample(added, min(len(added), 40)) + ["<\uff5cUser\uff5c>", "<think>"]
+    texts = list(corpus(some))
     size = sum(len(t.encode()) for t in texts)
     ours, _ = run_ours(program, folder, texts)
     theirs = [e.ids for e in hf.encode_batch_fast(texts, add_special_tokens=False)]
     bad = [i for i in range(len(texts)) if ours[i] != theirs[i]]
     for i in bad[:10]:
-        print(f"text {i}:", first_difference(hf, texts[i], ours[i], theirs[i]))
+        print(f"text {i}:", first_difference(hf, ours[i], theirs[i]))
     print(f"{folder}: {len(texts)} texts, {size} bytes, {sum(map(len, theirs))} tokens, "
           f"{len(bad)} texts differ")
     return not bad and len(ours) == len(texts) and size >= 5_000_000

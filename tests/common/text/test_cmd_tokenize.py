@@ -22,7 +22,8 @@ def run(*args, text=b"", code=0):
 
 
 def main():
-    text = "<\uff5cUser\uff5c>The secret code\r\n of ZEBRA \u6bd5\U0001F642 is </think> 42.\n".encode()
+    text = "<\uff5cUser\uff5c>The secret code\r\n of ZEBRA \u6bd5\U0001F642 is </think> 42.\n"
+    text = text.encode()
     ids = run("--tokenizer", FOLDER, text=text).stdout
     assert ids.endswith(b"\n") and ids.count(b"\n") == 1, ids
     assert ids.split()[0] == b"3" and b"6" in ids.split(), ids  # the two added tokens
