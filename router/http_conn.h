@@ -95,6 +95,8 @@ void td_http_parse_feed(struct td_http_conn *c, const char *bytes, size_t n, siz
 void td_http_conn_next(struct td_http_conn *c);
 void td_http_conn_close(struct td_http_conn *c);
 void td_http_conn_linger(struct td_http_conn *c);
+/* While lingering: half-closes once everything is written. */
+void td_http_conn_shut(struct td_http_conn *c);
 
 /* http_response.c */
 void td_http_send(struct td_http_conn *c, const char *bytes, size_t n);

@@ -36,10 +36,12 @@ static void on_written(uv_write_t *req, int status) {
     c->writing = false;
     c->flight.n = 0;
     if (c->flight.cap > TD_HTTP_KEEP_BYTES) td_http_bytes_free(&c->flight);
-    if (status < 0)
+    if (status < 0) {
         td_http_conn_close(c);
-    else
-        td_http_flush(c);
+        return;
+    }
+    td_http_flush(c);
+    td_http_conn_shut(c);
 }
 
 void td_http_flush(struct td_http_conn *c) {

@@ -71,13 +71,17 @@ void td_http_conn_linger(struct td_http_conn *c) {
     c->state = TD_HTTP_LINGER;
     c->owner = NULL;
     c->pending.n = 0;
-    c->read_deadline = uv_now(c->server->loop) + c->server->limits.linger_ms;
+    c->read_deadline = 0; /* until all is written the clock of writes holds */
     td_http_flush(c);
-    if (c->state == TD_HTTP_CLOSING) return;
-    c->shutdown_req.data = c;
-    if (!c->shut && uv_shutdown(&c->shutdown_req, (uv_stream_t *)&c->tcp, on_shutdown) == 0)
-        c->shut = true;
+    td_http_conn_shut(c);
     reads_on(c);
+}
+
+void td_http_conn_shut(struct td_http_conn *c) {
+    if (c->state != TD_HTTP_LINGER || c->shut || c->writing || c->out.n > 0) return;
+    c->read_deadline = uv_now(c->server->loop) + c->server->limits.linger_ms;
+    c->shutdown_req.data = c;
+    c->shut = uv_shutdown(&c->shutdown_req, (uv_stream_t *)&c->tcp, on_shutdown) == 0;
 }
 
 /* ---- from bytes to requests ---- */
@@ -223,7 +227,7 @@ static void conn_tick(struct td_http_conn *c, uint64_t now) {
     if (c->state == TD_HTTP_READING && c->begun) {
         td_http_refuse(c, 408, "the request did not arrive in time");
         conn_refuse(c);
-    } else if (c->state != TD_HTTP_LINGER || !c->writing) {
+    } else {
         td_http_conn_close(c);
     }
 }

@@ -6,7 +6,7 @@
  * answered. Everything a client controls is bounded: bytes of the head and of the body, time to
  * send a request, bytes that wait for a client that does not read, connections.
  *
- * One thread: that of the loop. No call here calls the handler back, except td_http_end and
+ * One thread: that of the loop. The process must ignore SIGPIPE. No call here calls the handler back, except td_http_end and
  * td_http_reply, which may go on to the next pipelined request of the same connection. */
 #ifndef TD_ROUTER_HTTP_SERVER_H
 #define TD_ROUTER_HTTP_SERVER_H
