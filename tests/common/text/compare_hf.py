@@ -7,7 +7,8 @@ Without a folder: the bundled model's and DeepSeek-V3's tokenizer in TANDEM_TEST
 First the pieces that the splitters make (ids alone would hide a wrong piece whose bytes no merge
 joins), then the ids. The text is made from a seed: Python's own sources and manual pages for prose
 and code, every code point at least once alone among its neighbours and (if assigned) in several
-surroundings, and random strings drawn from pools of whatever makes splitters differ. --bench measures one core instead.
+surroundings, and random strings drawn from pools of whatever makes splitters differ. --bench
+measures one core instead.
 Exit 77: `tokenizers` is not installed or a tokenizer is not there.
 """
 import argparse
