@@ -87,7 +87,7 @@ static td_status program_path(const char *role, char *out, size_t cap, struct td
     /* installed side by side; in a build folder each program stands in its role's folder */
     snprintf(out, cap, "%s/tandem-%s", self, role);
     if (access(out, X_OK) == 0) return TD_OK;
-    snprintf(out, cap, "%s/../../%s/tandem-%s", self, role, role);
+    snprintf(out, cap, "%s/../%s/tandem-%s", self, role, role);
     if (access(out, X_OK) == 0) return TD_OK;
     return td_fail(err, TD_NOT_FOUND, "program tandem-%s: expected beside %s, found none", role, self);
 }
