@@ -74,11 +74,7 @@ void td_ticket_over(struct td_sender *s, uint32_t i, td_status status, const cha
     snprintf(t->text, sizeof t->text, "%s", text);
     if (status == TD_OK) s->handoffs_ok++;
     if (status != TD_OK && status != TD_CANCELLED) s->handoffs_failed++;
-    /* Its landing slabs at decode come back by CREDIT; nobody here waits for them any more. */
-    for (uint32_t p = 0; p < s->o->max_peers; p++)
-        for (uint32_t k = 0; k < s->peer[p].n_landing; k++)
-            if (s->peer[p].landing[k].owner == i) s->peer[p].landing[k].owner = UINT32_MAX;
-    /* What is packed or flushed but not said goes no further. */
+    /* What is flushed but not said goes no further. What was said comes back by CREDIT. */
     for (uint32_t k = 0; k < s->o->send_slabs; k++)
         if (s->slab[k].state == TD_SLAB_FLUSHED && s->slab[k].ticket == i) td_slab_free(s, k);
 }
@@ -109,13 +105,6 @@ bool td_sender_quiet(const struct td_sender *s, uint32_t i) {
 void td_sender_forget(struct td_sender *s, uint32_t i) {
     assert(td_sender_quiet(s, i));
     s->ticket[i].state = TD_TICKET_NONE;
-}
-
-void td_ticket_touch(struct td_sender *s, uint32_t i) {
-    struct td_sender_ticket *t = &s->ticket[i];
-    if (t->state != TD_TICKET_OPEN) return;
-    bool outstanding = t->slabs > 0 || t->theirs > 0 || t->manifest;
-    t->deadline_ns = outstanding ? s->now_ns + s->o->transfer_ns : UINT64_MAX;
 }
 
 /* ---- slabs ---- */
@@ -161,7 +150,6 @@ static void packed(struct td_sender *s, const struct td_prefill_event *ev) {
     a->put.remote_address = s->peer[b->peer].landing[b->landing].address;
     a->put.bytes = b->bytes;
     a->put.deadline_ns = s->now_ns + s->o->transfer_ns;
-    td_ticket_touch(s, b->ticket);
 }
 
 static void say_slab(struct td_sender *s, uint32_t k) {
@@ -178,8 +166,7 @@ static void say_slab(struct td_sender *s, uint32_t k) {
     l->state = TD_LANDING_THEIRS;
     l->ticket = t->o.ticket;
     l->first_block = b->first_block;
-    l->owner = b->ticket;
-    t->theirs++;
+    l->deadline_ns = s->now_ns + s->o->transfer_ns;
     t->told += b->n_blocks;
     td_slab_free(s, k);
 }
@@ -216,6 +203,7 @@ static void say_manifest(struct td_sender *s, uint32_t i) {
     m->seed = t->o.seed;
     m->next_position = t->o.n_prompt + 1;
     t->manifest = true;
+    t->deadline_ns = s->now_ns + s->o->transfer_ns;
 }
 
 static void flushed(struct td_sender *s, uint32_t k) {
@@ -232,7 +220,6 @@ static void flushed(struct td_sender *s, uint32_t k) {
         j = UINT32_MAX; /* from the start */
     }
     if (t->told == t->page_blocks + 1) say_manifest(s, i);
-    td_ticket_touch(s, i);
 }
 
 static void put_done(struct td_sender *s, const struct td_prefill_event *ev) {
@@ -309,7 +296,6 @@ void td_sender_pump(struct td_sender *s) {
             uint32_t landing = free_landing(&s->peer[t->peer]);
             if (landing == UINT32_MAX) continue;
             pack(s, i, k, landing);
-            td_ticket_touch(s, i);
             s->next_ticket = (i + 1) % n;
             idle = 0;
             break;

@@ -29,7 +29,7 @@ struct td_sender_landing {
     uint64_t address;
     uint64_t ticket; /* THEIRS: with first_block, which use of it */
     uint32_t first_block;
-    uint32_t owner; /* THEIRS: ticket entry, UINT32_MAX when that is over */
+    uint64_t deadline_ns; /* THEIRS: of the CREDIT */
 };
 
 struct td_sender_peer {
@@ -78,15 +78,15 @@ struct td_sender_order {
 struct td_sender_ticket {
     enum td_ticket_state state;
     struct td_sender_order o;
-    uint32_t peer;          /* entry */
-    uint32_t page_blocks;   /* the slot's block has this number */
-    uint32_t ready;         /* blocks that may be packed, slot's included at the end */
-    uint32_t packed, told;  /* blocks given to PACK; blocks whose SLAB was said */
-    uint32_t slabs, theirs; /* send slabs in use; landing slabs at decode */
-    bool complete;          /* token 0 is known */
-    bool manifest;          /* sent */
+    uint32_t peer;         /* entry */
+    uint32_t page_blocks;  /* the slot's block has this number */
+    uint32_t ready;        /* blocks that may be packed, slot's included at the end */
+    uint32_t packed, told; /* blocks given to PACK; blocks whose SLAB was said */
+    uint32_t slabs;        /* send slabs in use */
+    bool complete;         /* token 0 is known */
+    bool manifest;         /* sent */
     struct td_token first;
-    uint64_t deadline_ns; /* of whatever is outstanding; UINT64_MAX: nothing is */
+    uint64_t deadline_ns; /* of the VERDICT; UINT64_MAX: the manifest is not sent */
     struct td_kv_tally tally;
     td_status status; /* OVER */
     char text[TD_TEXT_MAX];

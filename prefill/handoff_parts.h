@@ -6,8 +6,6 @@
 
 /* handoff.c */
 void td_ticket_over(struct td_sender *s, uint32_t i, td_status status, const char *text);
-/* Something moved: the ticket's clock starts again, or stops when nothing is outstanding. */
-void td_ticket_touch(struct td_sender *s, uint32_t i);
 /* A slab nobody reads any more; a landing slab reserved for it is ours again. */
 void td_slab_free(struct td_sender *s, uint32_t k);
 

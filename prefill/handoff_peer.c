@@ -111,8 +111,7 @@ static void welcome(struct td_sender *s, uint32_t peer, const struct td_msg_peer
     p->slab_bytes = m->slab_bytes < s->o->slab_bytes ? m->slab_bytes : s->o->slab_bytes;
     p->n_landing = m->n_slabs;
     for (uint32_t k = 0; k < m->n_slabs; k++)
-        p->landing[k] =
-            (struct td_sender_landing){.address = m->slab_address[k], .owner = UINT32_MAX};
+        p->landing[k] = (struct td_sender_landing){.address = m->slab_address[k]};
 }
 
 static void credit(struct td_sender *s, uint32_t peer, const struct td_msg_credit *m) {
@@ -123,10 +122,6 @@ static void credit(struct td_sender *s, uint32_t peer, const struct td_msg_credi
     if (l->state != TD_LANDING_THEIRS || l->ticket != m->ticket || l->first_block != m->first_block)
         return;
     l->state = TD_LANDING_OURS;
-    if (l->owner == UINT32_MAX) return;
-    s->ticket[l->owner].theirs--;
-    td_ticket_touch(s, l->owner);
-    l->owner = UINT32_MAX;
 }
 
 static uint32_t ticket_of(const struct td_sender *s, uint32_t peer, uint64_t ticket) {
@@ -196,32 +191,30 @@ static void beat(struct td_sender *s, uint32_t peer) {
     p->beat_ns = s->now_ns + s->o->beat_ns;
 }
 
-static uint64_t peer_deadline(const struct td_sender *s, const struct td_sender_peer *p) {
+/* The first of: their WELCOME; their next word; the next CREDIT. A credit that does not come would
+ * be missing for ever, whatever became of its ticket: only a new link brings the slab back. */
+static uint64_t patience(const struct td_sender *s, const struct td_sender_peer *p) {
     if (p->state == TD_PEER_GREETING) return p->deadline_ns;
     if (p->state != TD_PEER_OPEN) return UINT64_MAX;
-    uint64_t silence = p->heard_ns + s->o->peer_timeout_ns;
-    return silence < p->beat_ns ? silence : p->beat_ns;
+    uint64_t first = p->heard_ns + s->o->peer_timeout_ns;
+    for (uint32_t k = 0; k < p->n_landing; k++)
+        if (p->landing[k].state == TD_LANDING_THEIRS && p->landing[k].deadline_ns < first)
+            first = p->landing[k].deadline_ns;
+    return first;
 }
 
 void td_sender_timer(struct td_sender *s) {
-    for (uint32_t i = 0; i < s->o->max_requests; i++) {
-        struct td_sender_ticket *t = &s->ticket[i];
-        if (t->state != TD_TICKET_OPEN || t->deadline_ns > s->now_ns) continue;
-        /* A credit that does not come back would be missing for ever: only a new link brings the
-         * landing slab back. */
-        if (t->theirs > 0)
-            td_peer_lost(s, t->peer, TD_TIMEOUT, "the decode worker did not return a slab in time");
-        else
-            td_sender_abort(s, i, TD_TIMEOUT, "the decode worker did not answer in time");
-    }
+    for (uint32_t i = 0; i < s->o->max_requests; i++)
+        if (s->ticket[i].state == TD_TICKET_OPEN && s->ticket[i].deadline_ns <= s->now_ns)
+            td_sender_abort(s, i, TD_TIMEOUT, "the decode worker gave no verdict in time");
     for (uint32_t p = 0; p < s->o->max_peers; p++) {
         struct td_sender_peer *peer = &s->peer[p];
-        if (peer_deadline(s, peer) > s->now_ns) continue;
-        if (peer->state == TD_PEER_GREETING)
-            td_peer_lost(s, p, TD_TIMEOUT, "the decode worker did not answer our hello");
-        else if (peer->heard_ns + s->o->peer_timeout_ns <= s->now_ns)
-            td_peer_lost(s, p, TD_PEER_LOST, "the decode worker is silent");
-        else
+        if (patience(s, peer) <= s->now_ns)
+            td_peer_lost(s, p, TD_TIMEOUT,
+                         peer->state == TD_PEER_GREETING
+                             ? "the decode worker did not answer our hello"
+                             : "the decode worker is silent or does not return a landing slab");
+        else if (peer->state == TD_PEER_OPEN && peer->beat_ns <= s->now_ns)
             beat(s, p);
     }
 }
@@ -232,8 +225,10 @@ uint64_t td_sender_deadline(const struct td_sender *s) {
         if (s->ticket[i].state == TD_TICKET_OPEN && s->ticket[i].deadline_ns < first)
             first = s->ticket[i].deadline_ns;
     for (uint32_t p = 0; p < s->o->max_peers; p++) {
-        uint64_t d = peer_deadline(s, &s->peer[p]);
+        uint64_t d = patience(s, &s->peer[p]);
         if (d < first) first = d;
+        if (s->peer[p].state == TD_PEER_OPEN && s->peer[p].beat_ns < first)
+            first = s->peer[p].beat_ns;
     }
     return first;
 }
