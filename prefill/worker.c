@@ -79,7 +79,8 @@ void td_prefill_feed(struct td_prefill_worker *w, struct td_prefill_event *ev) {
     struct td_prefill_action a;
     ev->now_ns = td_now_ns();
     td_prefill_step(w->machine, ev);
-    while (td_prefill_next(w->machine, &a)) carry_out(w, &a);
+    while (td_prefill_next(w->machine, &a))
+        carry_out(w, &a);
     td_host_deadline(w->host, td_prefill_deadline(w->machine));
 }
 
@@ -212,9 +213,13 @@ static void log_start(const struct td_prefill_worker *w) {
 }
 
 static const struct td_host_events *host_events(void) {
-    static struct td_host_events e = {
-        .on_message = on_message, .on_router_up = on_router_up, .on_router_down = on_router_down,
-        .on_beat = on_beat, .on_deadline = on_deadline, .on_stop = on_stop, .is_idle = is_idle};
+    static struct td_host_events e = {.on_message = on_message,
+                                      .on_router_up = on_router_up,
+                                      .on_router_down = on_router_down,
+                                      .on_beat = on_beat,
+                                      .on_deadline = on_deadline,
+                                      .on_stop = on_stop,
+                                      .is_idle = is_idle};
     e.plane = td_prefill_plane_events;
     return &e;
 }
@@ -246,7 +251,8 @@ static void log_residue(const struct td_prefill_worker *w) {
 static void finish(struct td_prefill_worker *w) {
     if (td_host_destroy(w->host) != TD_OK) td_warn("a handle of the loop was left open");
     td_prefill_destroy(w->machine);
-    for (uint32_t i = 0; w->slab && i < w->config.send_slabs; i++) free(w->slab[i].bytes);
+    for (uint32_t i = 0; w->slab && i < w->config.send_slabs; i++)
+        free(w->slab[i].bytes);
     free(w->slab);
     free(w->headers);
     td_worker_engine_close(&w->engine);

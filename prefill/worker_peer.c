@@ -149,7 +149,9 @@ void td_prefill_pack(struct td_prefill_worker *w, const struct td_prefill_action
     if (st != TD_OK) td_warn("packing: %s", err.text);
     struct td_prefill_event ev = {
         .kind = TD_PREFILL_PACKED,
-        .packed = {.send_slab = a->pack.send_slab, .status = st, .bytes = bytes,
+        .packed = {.send_slab = a->pack.send_slab,
+                   .status = st,
+                   .bytes = bytes,
                    .headers = w->headers},
     };
     td_prefill_feed(w, &ev);
@@ -204,8 +206,8 @@ void td_prefill_put(struct td_prefill_worker *w, const struct td_prefill_action 
     s->put = s->flush = req;
     td_status st = TD_PEER_LOST;
     if (l && l->remote)
-        st = td_xfer_put(l->peer, l->remote, a->put.remote_address, s->bytes, a->put.bytes,
-                         &s->put);
+        st =
+            td_xfer_put(l->peer, l->remote, a->put.remote_address, s->bytes, a->put.bytes, &s->put);
     if (st != TD_OK) {
         s->putting = false;
         say_put(s, TD_PREFILL_PUT_DONE, st, true);

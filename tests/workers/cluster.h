@@ -1,0 +1,91 @@
+/* A cluster for tests: real tandem-prefill and tandem-decode processes, and a router made of a link
+ * server inside the test that says exactly what a test wants said. */
+#ifndef TD_TESTS_WORKERS_CLUSTER_H
+#define TD_TESTS_WORKERS_CLUSTER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <uv.h>
+
+#include "proto/link.h"
+
+enum { CLUSTER_REQUESTS = 64, CLUSTER_TOKENS = 512, CLUSTER_WAIT_MS = 60000 };
+
+struct leg { /* what one worker said about a request */
+    bool replied, finished, failed, released;
+    struct td_msg_admit_reply reply;
+    struct td_msg_finished finish;
+    struct td_msg_failed failure;
+};
+
+struct request {
+    struct td_key key; /* request 0: unused */
+    const int32_t *ids;
+    uint32_t n_prompt, max_new;
+    struct td_sampling sampling;
+    bool colocated;
+    bool hold; /* do not send PREFILL by itself when admitted */
+    bool sent_prefill;
+    uint32_t n_tokens;
+    bool disorder; /* a token came twice, too early, or from the wrong worker */
+    struct td_token token[CLUSTER_TOKENS];
+    struct leg prefill, decode;
+};
+
+struct worker {
+    enum td_role role;
+    const char *program;
+    char name[32];
+    pid_t pid;
+    struct td_conn *conn; /* NULL while it has no link */
+    uint64_t epoch;
+    uint32_t pages, slots;
+    uint8_t address[TD_MSG_ADDRESS_MAX];
+    size_t address_len;
+    uint64_t ledgers; /* received on this link */
+    struct td_msg_ledger ledger;
+    struct td_msg_heartbeat beat;
+};
+
+struct cluster {
+    uv_loop_t loop;
+    char dir[64];
+    const char *model;
+    struct td_link_server *server;
+    struct worker prefill, decode;
+    uint64_t next_request;
+    struct request request[CLUSTER_REQUESTS];
+};
+
+/* Programs and model are kept by pointer. Both workers are up when it returns. */
+void cluster_start(struct cluster *c, const char *prefill, const char *decode, const char *model);
+/* SIGTERM to both; true when both ended with 0, in time and without residue in their logs. */
+bool cluster_stop(struct cluster *c);
+
+void cluster_serve(struct cluster *c); /* opens the router's socket (again) */
+void cluster_unserve(struct cluster *c);
+void cluster_spawn(struct cluster *c, struct worker *w);
+void cluster_kill(struct worker *w); /* SIGKILL, waited for */
+
+/* Runs the loop until `holds(arg)`; false after CLUSTER_WAIT_MS, with the logs printed. */
+bool cluster_until(struct cluster *c, bool (*holds)(void *arg), void *arg);
+void cluster_run_ms(struct cluster *c, uint64_t ms);
+
+/* Begins a request: ADMIT now, PREFILL when it is admitted (unless hold or colocated). */
+struct request *cluster_begin(struct cluster *c, const int32_t *ids, uint32_t n, uint32_t max_new,
+                              const struct td_sampling *sampling, bool colocated, bool hold);
+void cluster_send_prefill(struct cluster *c, struct request *r);
+void cluster_cancel(struct cluster *c, struct request *r); /* both legs */
+/* Finished or failed on a leg that counts, and released by every worker that knew it. */
+bool request_over(void *r);
+void cluster_forget(struct request *r);
+
+/* Both ledgers are as after the start. */
+bool cluster_at_baseline(void *c);
+bool cluster_linked(void *c);
+
+/* The end of both logs, for a failed test. */
+void cluster_print_logs(struct cluster *c);
+
+#endif
