@@ -98,7 +98,8 @@ static void take_event(struct stream *s, const json_t *event) {
         return;
     }
     const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
-    const char *text = json_string_value(json_object_get(json_object_get(choice, "delta"), "content"));
+    const char *text =
+        json_string_value(json_object_get(json_object_get(choice, "delta"), "content"));
     if (text && *text) {
         if (s->a->first_s == 0) s->a->first_s = (double)(td_now_ns() - s->start_ns) / 1e9;
         size_t n = strlen(s->a->text);
@@ -154,22 +155,38 @@ static td_status judge(struct stream *s, CURLcode rc, long http, const char *url
         json_t *j = json_loadb(s->other.data ? s->other.data : "", s->other.len, 0, NULL);
         if (j) take_error(s, j);
         json_decref(j);
-        return td_fail(err, http == 429 || http == 503 ? TD_BUSY : TD_INVALID, "%s: HTTP %ld: %s", url,
-                       http, s->failed ? s->error : "no message");
+        return td_fail(err, http == 429 || http == 503 ? TD_BUSY : TD_INVALID, "%s: HTTP %ld: %s",
+                       url, http, s->failed ? s->error : "no message");
     }
-    if (s->failed) return td_fail(err, TD_INTERNAL, "%s: the stream ended in an error: %s", url, s->error);
+    if (s->failed)
+        return td_fail(err, TD_INTERNAL, "%s: the stream ended in an error: %s", url, s->error);
     if (!s->done) return td_fail(err, TD_PEER_LOST, "%s: the stream ended without [DONE]", url);
     return TD_OK;
 }
 
-td_status td_client_chat(const char *url, const char *user_text, uint32_t max_tokens,
-                         struct td_client_answer *ret, struct td_error *err) {
+td_status td_client_model(const char *url, char ret[TD_CLIENT_MODEL_MAX], struct td_error *err) {
+    json_t *j = NULL;
+    long http = 0;
+    TD_TRY(td_client_get(url, "/v1/models", 5000, &j, &http, err));
+    const json_t *first = json_array_get(json_object_get(j, "data"), 0);
+    const char *id = json_string_value(json_object_get(first, "id"));
+    td_status st = TD_OK;
+    if (id)
+        snprintf(ret, TD_CLIENT_MODEL_MAX, "%s", id);
+    else
+        st = td_fail(err, TD_NOT_FOUND, "%s/v1/models lists no model (HTTP %ld)", url, http);
+    json_decref(j);
+    return st;
+}
+
+td_status td_client_chat(const char *url, const char *model, const char *user_text,
+                         uint32_t max_tokens, struct td_client_answer *ret, struct td_error *err) {
     char full[1024];
     join_url(full, sizeof full, url, "/v1/chat/completions");
-    json_t *body = json_pack("{s:[{s:s,s:s}],s:i,s:i,s:b,s:{s:b},s:{s:b}}", "messages", "role", "user",
-                             "content", user_text, "max_tokens", (int)max_tokens, "temperature", 0,
-                             "stream", 1, "stream_options", "include_usage", 1, "chat_template_kwargs",
-                             "thinking", 0);
+    json_t *body = json_pack("{s:s,s:[{s:s,s:s}],s:i,s:i,s:b,s:{s:b},s:{s:b}}", "model", model,
+                             "messages", "role", "user", "content", user_text, "max_tokens",
+                             (int)max_tokens, "temperature", 0, "stream", 1, "stream_options",
+                             "include_usage", 1, "chat_template_kwargs", "thinking", 0);
     char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
     json_decref(body);
     CURL *c = curl_easy_init();

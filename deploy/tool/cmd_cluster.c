@@ -21,14 +21,15 @@
 static const char up_help[] =
     "usage: tandem up --config FILE [--timeout SECONDS]\n\n"
     "Starts the router and the prefill and decode workers that FILE describes (cluster.prefill,\n"
-    "cluster.decode) and waits until the router is ready: a real prompt went through. Logs and pid\n"
+    "cluster.decode) and waits until the router is ready: a real prompt went through. Logs and "
+    "pid\n"
     "files are in run_dir.\n";
 static const char down_help[] = "usage: tandem down --config FILE\n\n"
                                 "Stops the cluster of FILE: SIGTERM, after 5 seconds SIGKILL.\n";
-static const char status_help[] =
-    "usage: tandem status [--url URL | --config FILE] [--json]\n\n"
-    "Shows workers, ledgers and effective settings of a running cluster (/v1/cluster). Exit code 1\n"
-    "when it is not ready.\n";
+static const char status_help[] = "usage: tandem status [--url URL | --config FILE] [--json]\n\n"
+                                  "Shows workers, ledgers and effective settings of a running "
+                                  "cluster (/v1/cluster). Exit code 1\n"
+                                  "when it is not ready.\n";
 
 struct options {
     const char *config, *url;
@@ -37,12 +38,10 @@ struct options {
 };
 
 static int parse(int argc, char **argv, const char *help, struct options *o) {
-    static const struct option longs[] = {{"config", required_argument, NULL, 'c'},
-                                          {"url", required_argument, NULL, 'u'},
-                                          {"timeout", required_argument, NULL, 't'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
+    static const struct option longs[] = {
+        {"config", required_argument, NULL, 'c'},  {"url", required_argument, NULL, 'u'},
+        {"timeout", required_argument, NULL, 't'}, {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},          {0}};
     int c;
     optind = 1;
     o->timeout_s = 60;
@@ -58,7 +57,8 @@ static int parse(int argc, char **argv, const char *help, struct options *o) {
         case 't':
             o->timeout_s = strtol(optarg, &end, 10);
             if (*end || o->timeout_s < 1 || o->timeout_s > 86400) {
-                fprintf(stderr, "tandem %s: --timeout: expected seconds from 1 to 86400, found '%s'\n",
+                fprintf(stderr,
+                        "tandem %s: --timeout: expected seconds from 1 to 86400, found '%s'\n",
                         argv[0], optarg);
                 return TD_EXIT_USAGE;
             }
@@ -98,8 +98,9 @@ static td_status load(const char *path, struct td_config *c, struct td_procs *p,
 static td_status prepare_run_dir(const char *dir, struct td_error *err) {
     struct sockaddr_un limit;
     if (strlen(dir) + sizeof "/router.sock" > sizeof limit.sun_path)
-        return td_fail(err, TD_CONFIG, "run_dir %s: expected at most %zu bytes, since sockets are made in it",
-                       dir, sizeof limit.sun_path - sizeof "/router.sock");
+        return td_fail(err, TD_CONFIG,
+                       "run_dir %s: expected at most %zu bytes, since sockets are made in it", dir,
+                       sizeof limit.sun_path - sizeof "/router.sock");
     if (mkdir(dir, 0750) != 0 && errno != EEXIST)
         return td_fail(err, TD_IO, "run_dir %s: %s", dir, strerror(errno));
     return TD_OK;
@@ -137,7 +138,8 @@ static td_status wait_ready(const struct td_procs *p, const char *url, long time
         long http = 0;
         struct td_error ignored;
         if (td_client_get(url, "/ready", 2000, &j, &http, &ignored) == TD_OK) {
-            const char *m = json_string_value(json_object_get(json_object_get(j, "error"), "message"));
+            const char *m =
+                json_string_value(json_object_get(json_object_get(j, "error"), "message"));
             if (m) snprintf(why, sizeof why, "%s", m);
             json_decref(j);
             if (http == 200) return TD_OK;
@@ -150,7 +152,8 @@ static td_status wait_ready(const struct td_procs *p, const char *url, long time
 
 static void stop_all(const struct td_procs *p) {
     for (int i = p->n - 1; i >= 0; i--)
-        if (td_proc_stop(p, i, 5000)) fprintf(stderr, "%s did not end and was killed\n", p->proc[i].name);
+        if (td_proc_stop(p, i, 5000))
+            fprintf(stderr, "%s did not end and was killed\n", p->proc[i].name);
 }
 
 int td_cmd_up(int argc, char **argv) {
@@ -169,7 +172,8 @@ int td_cmd_up(int argc, char **argv) {
         return failed("up", &err);
     for (int i = 0; i < p.n; i++)
         if (td_proc_pid(&p, i)) {
-            fprintf(stderr, "tandem up: %s already runs (pid %d); `tandem down --config %s` stops it\n",
+            fprintf(stderr,
+                    "tandem up: %s already runs (pid %d); `tandem down --config %s` stops it\n",
                     p.proc[i].name, (int)td_proc_pid(&p, i), o.config);
             return TD_EXIT_FAILED;
         }
@@ -229,7 +233,9 @@ static void print_tree(const char *key, const json_t *v, int depth) {
     } else {
         char *text = json_dumps(v, JSON_ENCODE_ANY);
         printf("%*s%-24s %s\n", 2 * depth, "", key,
-               json_is_string(v) ? json_string_value(v) : text ? text : "");
+               json_is_string(v) ? json_string_value(v)
+               : text            ? text
+                                 : "");
         free(text);
     }
 }

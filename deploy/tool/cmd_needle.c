@@ -38,6 +38,7 @@ struct options {
     uint32_t look_alikes;
     uint64_t seed;
     bool window, show;
+    char model[TD_CLIENT_MODEL_MAX]; /* asked of the endpoint */
 };
 
 /* "1,20,300" into list; false when it is not that. */
@@ -58,11 +59,11 @@ static bool parse_list(const char *s, uint32_t max, uint32_t *list, int *ret_n) 
 
 static int parse(int argc, char **argv, struct options *o) {
     static const struct option longs[] = {
-        {"url", required_argument, NULL, 'u'},         {"lengths", required_argument, NULL, 'l'},
-        {"depths", required_argument, NULL, 'd'},      {"look-alikes", required_argument, NULL, 'a'},
-        {"window", no_argument, NULL, 'w'},            {"seed", required_argument, NULL, 's'},
-        {"show", no_argument, NULL, 'S'},              {"tokenizer", required_argument, NULL, 't'},
-        {"help", no_argument, NULL, 'h'},              {0}};
+        {"url", required_argument, NULL, 'u'},    {"lengths", required_argument, NULL, 'l'},
+        {"depths", required_argument, NULL, 'd'}, {"look-alikes", required_argument, NULL, 'a'},
+        {"window", no_argument, NULL, 'w'},       {"seed", required_argument, NULL, 's'},
+        {"show", no_argument, NULL, 'S'},         {"tokenizer", required_argument, NULL, 't'},
+        {"help", no_argument, NULL, 'h'},         {0}};
     uint32_t one[LIST_MAX];
     int n, c;
     optind = 1;
@@ -102,13 +103,14 @@ static int parse(int argc, char **argv, struct options *o) {
             return TD_EXIT_USAGE;
         }
         if (!ok) {
-            fprintf(stderr, "tandem needle: expected numbers separated by commas, found '%s'\n", optarg);
+            fprintf(stderr, "tandem needle: expected numbers separated by commas, found '%s'\n",
+                    optarg);
             return TD_EXIT_USAGE;
         }
     }
     if (!o->url || optind != argc) {
-        fprintf(stderr, "tandem needle: %s%s\n", o->url ? "unexpected argument " : "--url is missing",
-                o->url ? argv[optind] : "");
+        fprintf(stderr, "tandem needle: %s%s\n",
+                o->url ? "unexpected argument " : "--url is missing", o->url ? argv[optind] : "");
         return TD_EXIT_USAGE;
     }
     return -1;
@@ -148,7 +150,7 @@ static td_status ask(const struct options *o, struct td_tokenizer *t, const char
     struct td_needle_prompt p;
     struct td_client_answer a;
     TD_TRY(td_needle_build(spec, count_tokens, t, &p, err));
-    td_status st = td_client_chat(o->url, p.text, 32, &a, err);
+    td_status st = td_client_chat(o->url, o->model, p.text, 32, &a, err);
     free(p.text);
     if (st != TD_OK) return st;
     bool ok = strcmp(a.text, p.answer) == 0 && strcmp(a.finish, "stop") == 0;
@@ -156,7 +158,8 @@ static td_status ask(const struct options *o, struct td_tokenizer *t, const char
     tally->asked++;
     tally->found += ok;
     printf("%8u %-10s %s  %8.0f ms %8.0f tok/s %8.0f tok/s\n", a.prompt_tokens, label,
-           ok ? "found" : "LOST ", a.first_s * 1e3, a.first_s > 0 ? a.prompt_tokens / a.first_s : 0.0,
+           ok ? "found" : "LOST ", a.first_s * 1e3,
+           a.first_s > 0 ? a.prompt_tokens / a.first_s : 0.0,
            decode_s > 0 && a.completion_tokens > 1 ? (a.completion_tokens - 1) / decode_s : 0.0);
     if (o->show || !ok) {
         printf("           question: %s\n           answer:   %s\n", p.question, a.text);
@@ -214,10 +217,11 @@ int td_cmd_needle(int argc, char **argv) {
     struct td_error err = {.text = ""};
     struct td_tokenizer *t = NULL;
     struct tally tally = {0};
-    td_status st = open_tokenizer(&o, &t, &err);
+    td_status st = td_client_model(o.url, o.model, &err);
+    if (st == TD_OK) st = open_tokenizer(&o, &t, &err);
     if (st == TD_OK) {
-        printf("%8s %-10s %s  %11s %14s %14s\n", "tokens", "needle", "     ", "first token", "prefill",
-               "decode");
+        printf("%8s %-10s %s  %11s %14s %14s\n", "tokens", "needle", "     ", "first token",
+               "prefill", "decode");
         st = o.window ? window(&o, t, &tally, &err) : sweep(&o, t, &tally, &err);
     }
     if (st == TD_OK)

@@ -22,7 +22,9 @@ static void usage(FILE *out) {
     fprintf(out, "usage: tandem COMMAND [OPTION...]\n\n");
     for (int i = 0; i < N_COMMANDS; i++)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
-    fprintf(out, "\n`tandem COMMAND --help` explains one. Exit codes: 0 done, 1 failed, 2 wrong usage.\n");
+    fprintf(
+        out,
+        "\n`tandem COMMAND --help` explains one. Exit codes: 0 done, 1 failed, 2 wrong usage.\n");
 }
 
 int main(int argc, char **argv) {

@@ -9,69 +9,78 @@
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
 static const char *const people[] = {
-    "baker", "captain", "carpenter", "clerk", "cook", "doctor", "driver", "engineer", "farmer",
-    "fisher", "gardener", "guard", "hunter", "judge", "lawyer", "librarian", "merchant", "miller",
-    "miner", "monk", "nurse", "painter", "pilot", "sailor", "singer", "smith", "student", "tailor",
-    "teacher", "writer"};
-static const char *const verbs[] = {
-    "borrowed", "carried", "cleaned", "counted", "described", "dropped", "folded", "followed",
-    "forgot", "found", "hid", "measured", "moved", "opened", "packed", "painted", "repaired",
-    "returned", "sold", "watched"};
+    "baker",    "captain", "carpenter", "clerk",  "cook",    "doctor",  "driver", "engineer",
+    "farmer",   "fisher",  "gardener",  "guard",  "hunter",  "judge",   "lawyer", "librarian",
+    "merchant", "miller",  "miner",     "monk",   "nurse",   "painter", "pilot",  "sailor",
+    "singer",   "smith",   "student",   "tailor", "teacher", "writer"};
+static const char *const verbs[] = {"borrowed", "carried",  "cleaned",  "counted", "described",
+                                    "dropped",  "folded",   "followed", "forgot",  "found",
+                                    "hid",      "measured", "moved",    "opened",  "packed",
+                                    "painted",  "repaired", "returned", "sold",    "watched"};
 static const char *const adjectives[] = {
-    "brave", "bright", "broken", "careful", "cold", "common", "curious", "distant", "early", "empty",
-    "famous", "gentle", "heavy", "hidden", "hungry", "late", "narrow", "noisy", "old", "polite",
-    "quiet", "rusty", "simple", "small", "smooth", "steady", "strange", "tired", "warm", "wooden"};
-static const char *const objects[] = {
-    "barrel", "basket", "bell", "blanket", "boat", "book", "bottle", "box", "broom", "bucket",
-    "carpet", "chair", "clock", "coat", "curtain", "hammer", "kettle", "key", "ladder", "lamp",
-    "letter", "map", "mirror", "rope", "shovel", "stove", "table", "wagon", "wheel", "window"};
-static const char *const places[] = {
-    "barn", "bridge", "castle", "cellar", "church", "forest", "garden", "harbor", "kitchen",
-    "library", "market", "mill", "museum", "river", "school", "square", "station", "tower",
-    "valley", "workshop"};
-static const char *const times[] = { /* capital first letter at the start of a sentence */
-    "after dinner", "at noon", "before sunrise", "during the storm", "every spring", "for an hour",
-    "in the morning", "in the rain", "last winter", "near midnight", "without a word"};
+    "brave",  "bright", "broken",  "careful", "cold",  "common", "curious", "distant",
+    "early",  "empty",  "famous",  "gentle",  "heavy", "hidden", "hungry",  "late",
+    "narrow", "noisy",  "old",     "polite",  "quiet", "rusty",  "simple",  "small",
+    "smooth", "steady", "strange", "tired",   "warm",  "wooden"};
+static const char *const objects[] = {"barrel", "basket", "bell",    "blanket", "boat",   "book",
+                                      "bottle", "box",    "broom",   "bucket",  "carpet", "chair",
+                                      "clock",  "coat",   "curtain", "hammer",  "kettle", "key",
+                                      "ladder", "lamp",   "letter",  "map",     "mirror", "rope",
+                                      "shovel", "stove",  "table",   "wagon",   "wheel",  "window"};
+static const char *const places[] = {"barn",   "bridge",  "castle", "cellar",  "church",
+                                     "forest", "garden",  "harbor", "kitchen", "library",
+                                     "market", "mill",    "museum", "river",   "school",
+                                     "square", "station", "tower",  "valley",  "workshop"};
+static const char *const times[] = {/* capital first letter at the start of a sentence */
+                                    "after dinner",     "at noon",       "before sunrise",
+                                    "during the storm", "every spring",  "for an hour",
+                                    "in the morning",   "in the rain",   "last winter",
+                                    "near midnight",    "without a word"};
 static const char *const words[] = {
-    "ACORN", "AGATE", "ALBUM", "ALDER", "AMBER", "ANVIL", "APPLE", "APRON", "ARBOR", "ARROW",
-    "ASPEN", "ATLAS", "AZURE", "BADGE", "BASIL", "BEACH", "BEACON", "BERRY", "BIRCH", "BISON",
-    "BLAZE", "BRASS", "BREAD", "BRICK", "BRIDGE", "BRINE", "BROOK", "CABIN", "CAMEL", "CANDLE",
-    "CANOE", "CANYON", "CARGO", "CASTLE", "CEDAR", "CHALK", "CHERRY", "CIDER", "CLAY", "CLIFF",
-    "CLOUD", "CLOVER", "COBALT", "COMET", "COPPER", "CORAL", "COTTON", "COYOTE", "CRANE", "CROWN",
-    "CRYSTAL", "DAISY", "DELTA", "DESERT", "DIAMOND", "DINGO", "DOLPHIN", "DRAGON", "DRIFT", "DRUM",
-    "EAGLE", "EARTH", "EBONY", "ECHO", "ELBOW", "ELDER", "EMBER", "EMERALD", "ENGINE", "FABLE",
-    "FALCON", "FEATHER", "FENCE", "FERN", "FIDDLE", "FLAME", "FLINT", "FLORA", "FOREST", "FOSSIL",
-    "FOX", "FROST", "GALAXY", "GARNET", "GINGER", "GLACIER", "GRANITE", "GRAPE", "GRAVEL", "GROVE",
-    "HARBOR", "HARP", "HAVEN", "HAWK", "HAZEL", "HERON", "HICKORY", "HOLLOW", "HONEY", "HORIZON",
-    "INDIGO", "IRIS", "IRON", "ISLAND", "IVORY", "IVY", "JADE", "JASMINE", "JASPER", "JUNGLE",
-    "JUNIPER", "KETTLE", "KITE", "KOALA", "LAGOON", "LANTERN", "LARK", "LAUREL", "LAVA", "LEMON",
-    "LILAC", "LIME", "LINEN", "LION", "LOTUS", "LUNAR", "LYNX", "MAGNET", "MANGO", "MAPLE",
-    "MARBLE", "MARSH", "MEADOW", "MELON", "METEOR", "MINT", "MIRROR", "MOON", "MOSS", "MUSTANG",
-    "NEBULA", "NECTAR", "NEEDLE", "NICKEL", "NORTH", "NOVA", "OAK", "OASIS", "OCEAN", "OLIVE",
-    "OMEGA", "ONYX", "OPAL", "ORBIT", "ORCHID", "OTTER", "OWL", "OYSTER", "PALM", "PANDA", "PAPER",
-    "PEACH", "PEARL", "PEBBLE", "PEPPER", "PILOT", "PINE", "PLANET", "PLUM", "POLAR", "POND",
-    "POPPY", "PRAIRIE", "PRISM", "QUARTZ", "QUILL", "RABBIT", "RAIN", "RAVEN", "REEF", "RIDGE",
-    "RIVER", "ROBIN", "ROCKET", "ROSE", "RUBY", "SABLE", "SADDLE", "SAFFRON", "SAGE", "SALMON",
-    "SAPPHIRE", "SATIN", "SEQUOIA", "SHADOW", "SIERRA", "SILK", "SKY", "SLATE", "SNOW", "SOLAR",
-    "SPARROW", "SPRUCE", "STAR", "STONE", "STORM", "SUMMIT", "SUNSET", "SWAN", "TANGO", "TEAK",
-    "TEMPLE", "THISTLE", "THUNDER", "TIGER", "TOPAZ", "TULIP", "TUNDRA", "TURTLE", "VALLEY",
-    "VELVET", "VOYAGE", "WALNUT", "WILLOW", "WINTER", "WOLF", "YARROW", "ZEBRA", "ZENITH",
-    "ZEPHYR", "ZINC"};
+    "ACORN",   "AGATE",   "ALBUM",   "ALDER",   "AMBER",   "ANVIL",   "APPLE",   "APRON",
+    "ARBOR",   "ARROW",   "ASPEN",   "ATLAS",   "AZURE",   "BADGE",   "BASIL",   "BEACH",
+    "BEACON",  "BERRY",   "BIRCH",   "BISON",   "BLAZE",   "BRASS",   "BREAD",   "BRICK",
+    "BRIDGE",  "BRINE",   "BROOK",   "CABIN",   "CAMEL",   "CANDLE",  "CANOE",   "CANYON",
+    "CARGO",   "CASTLE",  "CEDAR",   "CHALK",   "CHERRY",  "CIDER",   "CLAY",    "CLIFF",
+    "CLOUD",   "CLOVER",  "COBALT",  "COMET",   "COPPER",  "CORAL",   "COTTON",  "COYOTE",
+    "CRANE",   "CROWN",   "CRYSTAL", "DAISY",   "DELTA",   "DESERT",  "DIAMOND", "DINGO",
+    "DOLPHIN", "DRAGON",  "DRIFT",   "DRUM",    "EAGLE",   "EARTH",   "EBONY",   "ECHO",
+    "ELBOW",   "ELDER",   "EMBER",   "EMERALD", "ENGINE",  "FABLE",   "FALCON",  "FEATHER",
+    "FENCE",   "FERN",    "FIDDLE",  "FLAME",   "FLINT",   "FLORA",   "FOREST",  "FOSSIL",
+    "FOX",     "FROST",   "GALAXY",  "GARNET",  "GINGER",  "GLACIER", "GRANITE", "GRAPE",
+    "GRAVEL",  "GROVE",   "HARBOR",  "HARP",    "HAVEN",   "HAWK",    "HAZEL",   "HERON",
+    "HICKORY", "HOLLOW",  "HONEY",   "HORIZON", "INDIGO",  "IRIS",    "IRON",    "ISLAND",
+    "IVORY",   "IVY",     "JADE",    "JASMINE", "JASPER",  "JUNGLE",  "JUNIPER", "KETTLE",
+    "KITE",    "KOALA",   "LAGOON",  "LANTERN", "LARK",    "LAUREL",  "LAVA",    "LEMON",
+    "LILAC",   "LIME",    "LINEN",   "LION",    "LOTUS",   "LUNAR",   "LYNX",    "MAGNET",
+    "MANGO",   "MAPLE",   "MARBLE",  "MARSH",   "MEADOW",  "MELON",   "METEOR",  "MINT",
+    "MIRROR",  "MOON",    "MOSS",    "MUSTANG", "NEBULA",  "NECTAR",  "NEEDLE",  "NICKEL",
+    "NORTH",   "NOVA",    "OAK",     "OASIS",   "OCEAN",   "OLIVE",   "OMEGA",   "ONYX",
+    "OPAL",    "ORBIT",   "ORCHID",  "OTTER",   "OWL",     "OYSTER",  "PALM",    "PANDA",
+    "PAPER",   "PEACH",   "PEARL",   "PEBBLE",  "PEPPER",  "PILOT",   "PINE",    "PLANET",
+    "PLUM",    "POLAR",   "POND",    "POPPY",   "PRAIRIE", "PRISM",   "QUARTZ",  "QUILL",
+    "RABBIT",  "RAIN",    "RAVEN",   "REEF",    "RIDGE",   "RIVER",   "ROBIN",   "ROCKET",
+    "ROSE",    "RUBY",    "SABLE",   "SADDLE",  "SAFFRON", "SAGE",    "SALMON",  "SAPPHIRE",
+    "SATIN",   "SEQUOIA", "SHADOW",  "SIERRA",  "SILK",    "SKY",     "SLATE",   "SNOW",
+    "SOLAR",   "SPARROW", "SPRUCE",  "STAR",    "STONE",   "STORM",   "SUMMIT",  "SUNSET",
+    "SWAN",    "TANGO",   "TEAK",    "TEMPLE",  "THISTLE", "THUNDER", "TIGER",   "TOPAZ",
+    "TULIP",   "TUNDRA",  "TURTLE",  "VALLEY",  "VELVET",  "VOYAGE",  "WALNUT",  "WILLOW",
+    "WINTER",  "WOLF",    "YARROW",  "ZEBRA",   "ZENITH",  "ZEPHYR",  "ZINC"};
 static const char *const names[] = {
-    "Ada", "Alan", "Anna", "Aron", "Bella", "Boris", "Carl", "Cora", "Dana", "Dora", "Edgar",
-    "Elena", "Emil", "Erika", "Felix", "Fiona", "Frank", "Greta", "Hanna", "Hugo", "Ida", "Igor",
-    "Irene", "Ivan", "Jana", "Julia", "Karl", "Kira", "Lara", "Lena", "Leo", "Lukas", "Maria",
-    "Mark", "Mila", "Nadia", "Nils", "Nora", "Olga", "Oscar", "Paul", "Petra", "Quinn", "Ralf",
-    "Rosa", "Ruth", "Sara", "Simon", "Sofia", "Tara", "Theo", "Tina", "Ugo", "Ulla", "Vera",
-    "Victor", "Wanda", "Yara", "Zoe"};
+    "Ada",   "Alan",  "Anna",  "Aron",  "Bella", "Boris",  "Carl",  "Cora",  "Dana",  "Dora",
+    "Edgar", "Elena", "Emil",  "Erika", "Felix", "Fiona",  "Frank", "Greta", "Hanna", "Hugo",
+    "Ida",   "Igor",  "Irene", "Ivan",  "Jana",  "Julia",  "Karl",  "Kira",  "Lara",  "Lena",
+    "Leo",   "Lukas", "Maria", "Mark",  "Mila",  "Nadia",  "Nils",  "Nora",  "Olga",  "Oscar",
+    "Paul",  "Petra", "Quinn", "Ralf",  "Rosa",  "Ruth",   "Sara",  "Simon", "Sofia", "Tara",
+    "Theo",  "Tina",  "Ugo",   "Ulla",  "Vera",  "Victor", "Wanda", "Yara",  "Zoe"};
 static const char *const cities[] = {
-    "Athens", "Berlin", "Bern", "Boston", "Cairo", "Dakar", "Dublin", "Geneva", "Hanoi", "Havana",
-    "Kyoto", "Lagos", "Lisbon", "Lyon", "Madrid", "Milan", "Minsk", "Naples", "Oslo", "Paris",
-    "Porto", "Prague", "Quito", "Riga", "Rome", "Seoul", "Sydney", "Tallinn", "Tokyo", "Tunis",
-    "Turin", "Venice", "Vienna", "Warsaw", "Zagreb", "Zurich"};
-static const char *const colors[] = {"black", "blue",   "brown",  "crimson", "gold", "green",
-                                     "grey",  "orange", "pink",   "purple",  "red",  "silver",
-                                     "teal",  "violet", "white",  "yellow"};
+    "Athens",  "Berlin", "Bern",  "Boston", "Cairo",  "Dakar",  "Dublin", "Geneva", "Hanoi",
+    "Havana",  "Kyoto",  "Lagos", "Lisbon", "Lyon",   "Madrid", "Milan",  "Minsk",  "Naples",
+    "Oslo",    "Paris",  "Porto", "Prague", "Quito",  "Riga",   "Rome",   "Seoul",  "Sydney",
+    "Tallinn", "Tokyo",  "Tunis", "Turin",  "Venice", "Vienna", "Warsaw", "Zagreb", "Zurich"};
+static const char *const colors[] = {"black", "blue",   "brown", "crimson", "gold", "green",
+                                     "grey",  "orange", "pink",  "purple",  "red",  "silver",
+                                     "teal",  "violet", "white", "yellow"};
 static const char *const kind_names[TD_NEEDLE_KINDS] = {"secret code", "special magic number",
                                                         "home city", "favorite color"};
 
@@ -180,7 +189,8 @@ static uint32_t needle_place(const struct td_needle_spec *spec, const struct sen
         return at;
     }
     uint64_t target = (uint64_t)filler_tokens * spec->depth / 100;
-    if (spec->repeats > 1) target = (uint64_t)filler_tokens * (2 * repeat + 1) / (2 * spec->repeats);
+    if (spec->repeats > 1)
+        target = (uint64_t)filler_tokens * (2 * repeat + 1) / (2 * spec->repeats);
     uint64_t before = 0;
     uint32_t at = 0;
     while (at < l->n && before + l->tokens[at] <= target)
@@ -204,9 +214,11 @@ static td_status fill(const struct td_needle_spec *spec, td_needle_count_fn *cou
     int tail_len = snprintf(tail, sizeof tail, "\n\n%s", p->question);
     uint32_t question_tokens = count(user, tail, (size_t)tail_len);
     /* four tokens of the chat frame: start, user, assistant, end of thinking */
-    uint32_t used = 4 + count(user, "Read the notes.", 15) + question_tokens + repeats * needle_tokens;
+    uint32_t used =
+        4 + count(user, "Read the notes.", 15) + question_tokens + repeats * needle_tokens;
     if (used > spec->tokens)
-        return td_fail(err, TD_INVALID, "a prompt of %u tokens cannot hold needle and question: they take %u",
+        return td_fail(err, TD_INVALID,
+                       "a prompt of %u tokens cannot hold needle and question: they take %u",
                        spec->tokens, used);
     uint32_t filler_tokens = 0, facts = 0;
     for (uint32_t misses = 0; misses < 64 && l->n + repeats < l->cap;) {
@@ -221,8 +233,9 @@ static td_status fill(const struct td_needle_spec *spec, td_needle_count_fn *cou
         uint32_t c = cost(count, user, buf);
         if (used + c > spec->tokens) {
             if (fact)
-                return td_fail(err, TD_INVALID, "a prompt of %u tokens holds %u look-alikes, not %u",
-                               spec->tokens, facts, spec->look_alikes);
+                return td_fail(err, TD_INVALID,
+                               "a prompt of %u tokens holds %u look-alikes, not %u", spec->tokens,
+                               facts, spec->look_alikes);
             misses++;
             continue;
         }
@@ -249,9 +262,9 @@ td_status td_needle_build(const struct td_needle_spec *spec, td_needle_count_fn 
     struct td_needle_prompt p = {0};
     l.text = malloc(l.cap * sizeof *l.text);
     l.tokens = malloc(l.cap * sizeof *l.tokens);
-    td_status st = l.text && l.tokens
-                       ? fill(spec, count, user, &l, &p, err)
-                       : td_fail(err, TD_NO_MEMORY, "prompt of %u tokens: out of memory", spec->tokens);
+    td_status st = l.text && l.tokens ? fill(spec, count, user, &l, &p, err)
+                                      : td_fail(err, TD_NO_MEMORY,
+                                                "prompt of %u tokens: out of memory", spec->tokens);
     if (st == TD_OK) st = join(&l, &p, err);
     free(l.text);
     free(l.tokens);

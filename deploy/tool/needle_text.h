@@ -10,7 +10,13 @@
 
 #include "common/base/status.h"
 
-enum td_needle_kind { TD_NEEDLE_CODE, TD_NEEDLE_NUMBER, TD_NEEDLE_CITY, TD_NEEDLE_COLOR, TD_NEEDLE_KINDS };
+enum td_needle_kind {
+    TD_NEEDLE_CODE,
+    TD_NEEDLE_NUMBER,
+    TD_NEEDLE_CITY,
+    TD_NEEDLE_COLOR,
+    TD_NEEDLE_KINDS
+};
 
 struct td_needle_spec {
     uint64_t seed;
@@ -18,15 +24,16 @@ struct td_needle_spec {
     uint32_t depth;       /* percent of the text before the needle: 0 = first sentence */
     uint32_t look_alikes; /* facts about other names; the four kinds in turn */
     uint32_t repeats;     /* times the needle is stated, >= 1, spread evenly when more than one */
-    uint32_t tail_tokens; /* not 0: the needle stands in the last so many tokens; depth is ignored */
+    uint32_t
+        tail_tokens; /* not 0: the needle stands in the last so many tokens; depth is ignored */
 };
 
 struct td_needle_prompt {
-    char *text;         /* the user message; free() */
+    char *text; /* the user message; free() */
     size_t len;
     char question[96];
     char answer[64];
-    uint32_t tokens;    /* of the encoded prompt, by `count` */
+    uint32_t tokens; /* of the encoded prompt, by `count` */
 };
 
 /* Tokens of `len` bytes of ordinary text; `user` is passed through. */

@@ -44,7 +44,8 @@ void td_proc_log(const struct td_procs *p, int i, char *path, size_t cap) {
     snprintf(path, cap, "%s/%s.log", p->run_dir, p->proc[i].name);
 }
 
-/* Start time in clock ticks since boot and the state letter; false when there is no such process. */
+/* Start time in clock ticks since boot and the state letter; false when there is no such process.
+ */
 static bool stat_of(pid_t pid, unsigned long long *ret_start, char *ret_state) {
     char path[64], buf[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
@@ -89,10 +90,12 @@ static td_status program_path(const char *role, char *out, size_t cap, struct td
     if (access(out, X_OK) == 0) return TD_OK;
     snprintf(out, cap, "%s/../%s/tandem-%s", self, role, role);
     if (access(out, X_OK) == 0) return TD_OK;
-    return td_fail(err, TD_NOT_FOUND, "program tandem-%s: expected beside %s, found none", role, self);
+    return td_fail(err, TD_NOT_FOUND, "program tandem-%s: expected beside %s, found none", role,
+                   self);
 }
 
-static void become_daemon(const char *program, const struct td_proc *x, const char *config, int log) {
+static void become_daemon(const char *program, const struct td_proc *x, const char *config,
+                          int log) {
     int null = open("/dev/null", O_RDONLY);
     setsid();
     dup2(null, 0);
