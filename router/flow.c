@@ -42,6 +42,8 @@ void td_flow_destroy(struct td_flow *f) {
 /* ---- from the queue to a pair ---- */
 
 void td_flow_start(struct td_flow *f, struct request *r, struct td_pair pair) {
+    /* A leg on a worker that has left would never be closed. */
+    assert(td_fleet_find(&f->fleet, pair.decode) != NULL);
     r->attempt++;
     r->pair = pair;
     uint64_t work = r->s.max_new < WORK_NEW_MAX ? r->s.max_new : WORK_NEW_MAX;
@@ -74,7 +76,7 @@ static void pump(struct td_flow *f) {
     if (!f->pump_due && f->now_ns < f->pump_ns) return;
     f->pump_due = false;
     f->pump_ns = UINT64_MAX;
-    TD_LIST_EACH_SAFE(&f->queued.head, it, tmp) {
+    TD_LIST_EACH_SAFE (&f->queued.head, it, tmp) {
         struct request *r = TD_CONTAINER(it, struct request, link);
         bool colocate = r->s.colocate || f->o.fleet.colocate;
         struct td_pair pair;
@@ -149,7 +151,7 @@ static void expire(struct td_flow *f, struct clocked *c,
                    void (*expired)(struct td_flow *, struct request *)) {
     if (c->next_ns > f->now_ns) return;
     c->next_ns = UINT64_MAX;
-    TD_LIST_EACH_SAFE(&c->head, it, tmp) {
+    TD_LIST_EACH_SAFE (&c->head, it, tmp) {
         struct request *r = TD_CONTAINER(it, struct request, link);
         if (r->deadline_ns <= f->now_ns)
             expired(f, r);

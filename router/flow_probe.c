@@ -70,6 +70,11 @@ static bool same_ids(const struct td_flow *f, const struct probe *p) {
 void td_flow_probe_ended(struct td_flow *f) {
     struct probe *p = &f->probe;
     if (p->stage == 0 && p->pair.prefill != 0) {
+        /* The answer can be complete before token 0 and the end of its worker are known. */
+        if (td_fleet_find(&f->fleet, p->pair.decode) == NULL) {
+            td_flow_probe_failed(f, TD_PEER_LOST, "the decode worker was lost");
+            return;
+        }
         p->stage = 1;
         submit(f);
         return;
