@@ -14,11 +14,12 @@ static void name_model(struct td_worker_engine *w, const struct td_config *c) {
     const char *name = c->model_name;
     if (!*name) {
         size_t n = strlen(c->model_dir);
-        while (n > 0 && c->model_dir[n - 1] == '/') n--;
+        while (n > 0 && c->model_dir[n - 1] == '/')
+            n--;
         size_t from = n;
-        while (from > 0 && c->model_dir[from - 1] != '/') from--;
-        snprintf(w->model_name, sizeof w->model_name, "%.*s", (int)(n - from),
-                 c->model_dir + from);
+        while (from > 0 && c->model_dir[from - 1] != '/')
+            from--;
+        snprintf(w->model_name, sizeof w->model_name, "%.*s", (int)(n - from), c->model_dir + from);
         return;
     }
     snprintf(w->model_name, sizeof w->model_name, "%s", name);
@@ -82,8 +83,8 @@ static td_status sample(struct td_worker_engine *w, const float *logits,
     };
     struct td_sampled t;
     TD_TRY(td_sample_params_check(&params, err));
-    TD_TRY(td_sample(logits, w->model->config.vocab, &params, s->position, w->sample_work, &t,
-                     err));
+    TD_TRY(
+        td_sample(logits, w->model->config.vocab, &params, s->position, w->sample_work, &t, err));
     ret->id = t.token;
     ret->logprob = t.logprob;
     ret->n_top = t.n_top;
@@ -94,13 +95,12 @@ static td_status sample(struct td_worker_engine *w, const float *logits,
 
 td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run *runs,
                                 uint32_t n_runs, const struct td_worker_sample *samples,
-                                uint32_t n_samples, struct td_token *tokens,
-                                struct td_error *err) {
+                                uint32_t n_samples, struct td_token *tokens, struct td_error *err) {
     const float *logits = NULL;
     TD_TRY(td_engine_step(w->engine, runs, n_runs, &logits, NULL, err));
     for (uint32_t i = 0; i < n_samples; i++)
-        TD_TRY(sample(w, logits + (size_t)i * w->model->config.vocab, &samples[i], &tokens[i],
-                      err));
+        TD_TRY(
+            sample(w, logits + (size_t)i * w->model->config.vocab, &samples[i], &tokens[i], err));
     return TD_OK;
 }
 

@@ -33,8 +33,7 @@ struct td_worker_sample {
 /* A step and its samplings; tokens [n_samples]. Meant for the jobs thread: it takes as long as the
  * step takes and touches nothing but the engine and `tokens`. A failed sampling fails the step. */
 TD_MUST_USE td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run *runs,
-                                            uint32_t n_runs,
-                                            const struct td_worker_sample *samples,
+                                            uint32_t n_runs, const struct td_worker_sample *samples,
                                             uint32_t n_samples, struct td_token *tokens,
                                             struct td_error *err);
 

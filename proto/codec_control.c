@@ -320,8 +320,8 @@ static td_status unpack_small(const TdPb__Frame *f, struct td_msg *m, struct td_
         m->hello_reply.version = f->hello_reply->version;
         m->hello_reply.epoch = f->hello_reply->epoch;
         m->hello_reply.status = td_unpack_status(f->hello_reply->status);
-        return td_unpack_text(f->hello_reply->text, m->hello_reply.text,
-                              sizeof m->hello_reply.text, "text", err);
+        return td_unpack_text(f->hello_reply->text, m->hello_reply.text, sizeof m->hello_reply.text,
+                              "text", err);
     case TD_MSG_KEEP:
         m->keep.key = unpack_key(f->keep->key);
         return TD_OK;

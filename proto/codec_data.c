@@ -139,7 +139,8 @@ static td_status unpack_peer_welcome(const TdPb__PeerWelcome *b, struct td_msg_p
     m->status = td_unpack_status(b->status);
     m->slab_bytes = b->slab_bytes;
     m->n_slabs = (uint32_t)b->n_slab_address;
-    if (m->n_slabs) memcpy(m->slab_address, b->slab_address, m->n_slabs * sizeof m->slab_address[0]);
+    if (m->n_slabs)
+        memcpy(m->slab_address, b->slab_address, m->n_slabs * sizeof m->slab_address[0]);
     m->rkey = b->rkey.data;
     m->rkey_len = b->rkey.len;
     return td_unpack_text(b->text, m->text, sizeof m->text, "text", err);

@@ -178,7 +178,6 @@ td_status td_plane_send(struct td_plane *p, struct td_xfer_peer *peer, const str
     TD_TRY(td_msg_encode(m, p->out, sizeof p->out, &len, err));
     td_status st = td_xfer_send(peer, p->out, len, deadline_ns);
     if (st != TD_OK)
-        return td_fail(err, st, "message type %d to a peer: %s", (int)m->type,
-                       td_status_text(st));
+        return td_fail(err, st, "message type %d to a peer: %s", (int)m->type, td_status_text(st));
     return TD_OK;
 }

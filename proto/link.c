@@ -345,7 +345,7 @@ static void endpoint_destroy(struct endpoint *e) {
     e->destroyed = true;
     td_listener_close(e->listener);
     td_dialer_close(e->dialer);
-    TD_LIST_EACH_SAFE(&e->conns, it, next) {
+    TD_LIST_EACH_SAFE (&e->conns, it, next) {
         retire(TD_CONTAINER(it, struct td_conn, link), true);
     }
     if (e->n_conns == 0) free_endpoint(e);

@@ -42,8 +42,7 @@ struct td_link_events {
 /* ---- a connection ---- */
 
 /* TD_UNREACHABLE: the link is down. TD_BUSY: the peer does not read; the link goes down. */
-TD_MUST_USE td_status td_conn_send(struct td_conn *c, const struct td_msg *m,
-                                   struct td_error *err);
+TD_MUST_USE td_status td_conn_send(struct td_conn *c, const struct td_msg *m, struct td_error *err);
 uint64_t td_conn_peer_epoch(const struct td_conn *c);
 const char *td_conn_peer_name(const struct td_conn *c); /* from its hello; client: "router" */
 /* A pointer of the owner's for this connection; NULL at first. */

@@ -20,8 +20,8 @@
 
 enum {
     TD_PROTO_VERSION = 1,
-    TD_NAME_MAX = 64,          /* "decode@0" and the like, with the final 0 */
-    TD_TEXT_MAX = 400,         /* sentences, with the final 0 */
+    TD_NAME_MAX = 64,              /* "decode@0" and the like, with the final 0 */
+    TD_TEXT_MAX = 400,             /* sentences, with the final 0 */
     TD_FRAME_BYTES_MAX = 16 << 20, /* 1,048,576 ids as varints and a little more */
     TD_MSG_ADDRESS_MAX = 4096,
     TD_RKEY_MAX = 1024,
@@ -76,9 +76,9 @@ struct td_msg_hello {
     uint64_t numerics_id;
     char numerics[TD_TEXT_MAX];
     char model[TD_NAME_MAX];
-    uint32_t max_context;  /* prompt + output, tokens */
-    uint32_t max_running;  /* sequences */
-    uint32_t pages, slots; /* capacity */
+    uint32_t max_context;        /* prompt + output, tokens */
+    uint32_t max_running;        /* sequences */
+    uint32_t pages, slots;       /* capacity */
     const uint8_t *xfer_address; /* decode: where prefill dials */
     size_t xfer_address_len;
     const char *settings; /* effective settings, "key = value\n" lines, for /v1/cluster */
@@ -95,19 +95,19 @@ struct td_msg_hello_reply {
 struct td_msg_heartbeat {
     uint64_t epoch, seq;
     /* from workers: load, for admission and routing */
-    uint32_t running, waiting;     /* sequences */
-    uint64_t queued_tokens;        /* prompt tokens not yet computed */
+    uint32_t running, waiting; /* sequences */
+    uint64_t queued_tokens;    /* prompt tokens not yet computed */
     uint32_t free_pages, free_slots;
-    uint64_t steps;                /* engine steps so far: progress */
+    uint64_t steps; /* engine steps so far: progress */
 };
 
 struct td_msg_admit {
     struct td_key key;
     uint32_t n_prompt;
-    uint32_t max_new;       /* output limit, >= 1 */
+    uint32_t max_new; /* output limit, >= 1 */
     struct td_sampling sampling;
-    const int32_t *ids;     /* [n_prompt] when decode shall prefill by itself; else NULL */
-    uint64_t prompt_hash;   /* td_prompt_hash of the ids: the manifest must show the same */
+    const int32_t *ids;   /* [n_prompt] when decode shall prefill by itself; else NULL */
+    uint64_t prompt_hash; /* td_prompt_hash of the ids: the manifest must show the same */
 };
 
 struct td_msg_admit_reply {
@@ -170,7 +170,8 @@ struct td_msg_ledger {
     uint32_t landing_free, landing_granted, landing_quarantined; /* decode */
     uint32_t send_free, send_busy;                               /* prefill */
     uint64_t handoffs_ok, handoffs_failed, bytes_moved, cancels;
-    uint64_t bytes_before_last_chunk; /* of bytes_moved: flushed before the prompt's last chunk ended */
+    uint64_t
+        bytes_before_last_chunk; /* of bytes_moved: flushed before the prompt's last chunk ended */
 };
 
 /* ---- data ---- */
@@ -178,7 +179,7 @@ struct td_msg_ledger {
 struct td_msg_peer_hello {
     uint32_t version;
     char name[TD_NAME_MAX];
-    uint64_t epoch, pid; /* the prefill worker's */
+    uint64_t epoch, pid;   /* the prefill worker's */
     uint64_t decode_epoch; /* whom it means to talk to */
     uint64_t fingerprint, numerics_id;
     const uint8_t *xfer_address; /* for the way back */
@@ -186,7 +187,7 @@ struct td_msg_peer_hello {
 };
 
 struct td_msg_peer_welcome {
-    uint64_t epoch; /* decode's */
+    uint64_t epoch;         /* decode's */
     uint64_t prefill_epoch; /* echoed */
     td_status status;
     char text[TD_TEXT_MAX];
@@ -202,12 +203,12 @@ struct td_msg_peer_beat {
 };
 
 struct td_msg_slab {
-    uint64_t epoch;  /* the sender's */
+    uint64_t epoch; /* the sender's */
     uint64_t ticket;
-    uint32_t slab;   /* landing slab index */
+    uint32_t slab;        /* landing slab index */
     uint32_t first_block; /* index of the first block; n_blocks follow one another */
     uint32_t n_blocks;
-    uint64_t bytes;  /* wire blocks, one after the other */
+    uint64_t bytes; /* wire blocks, one after the other */
 };
 
 struct td_msg_credit {

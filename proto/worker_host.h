@@ -19,8 +19,8 @@ struct td_host_events {
     void (*on_router_down)(void *user, bool was_up, td_status why, const char *text);
     void (*on_beat)(void *user, struct td_msg_heartbeat *beat, struct td_msg_ledger *ledger);
     void (*on_deadline)(void *user); /* td_host_deadline has come */
-    /* SIGTERM or SIGINT: the link to the router is closed; cancel everything. The loop goes on until
-     * is_idle or until `stop_ms` have passed. */
+    /* SIGTERM or SIGINT: the link to the router is closed; cancel everything. The loop goes on
+     * until is_idle or until `stop_ms` have passed. */
     void (*on_stop)(void *user);
     bool (*is_idle)(void *user);
     struct td_plane_events plane;

@@ -36,7 +36,8 @@ static void *work(void *arg) {
     pthread_setname_np(pthread_self(), j->name);
     pthread_mutex_lock(&j->lock);
     for (;;) {
-        while (!j->stop && j->run == j->submitted) pthread_cond_wait(&j->work, &j->lock);
+        while (!j->stop && j->run == j->submitted)
+            pthread_cond_wait(&j->work, &j->lock);
         if (j->stop) break;
         struct job job = *at(j, j->run);
         pthread_mutex_unlock(&j->lock);
@@ -69,8 +70,8 @@ static void on_closed(uv_handle_t *h) {
     free(j);
 }
 
-td_status td_jobs_create(uv_loop_t *loop, uint32_t capacity, const char *name,
-                         struct td_jobs **ret, struct td_error *err) {
+td_status td_jobs_create(uv_loop_t *loop, uint32_t capacity, const char *name, struct td_jobs **ret,
+                         struct td_error *err) {
     if (capacity == 0) return td_fail(err, TD_INVALID, "a queue of no jobs");
     struct td_jobs *j = calloc(1, sizeof *j + capacity * sizeof j->ring[0]);
     if (!j) return td_fail(err, TD_NO_MEMORY, "no memory for %u jobs", capacity);

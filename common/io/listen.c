@@ -71,8 +71,7 @@ static td_status remove_stale(const char *path, struct td_error *err) {
     return TD_OK;
 }
 
-static td_status bind_and_listen(struct td_listener *l, const char *address,
-                                 struct td_error *err) {
+static td_status bind_and_listen(struct td_listener *l, const char *address, struct td_error *err) {
     int rc;
     if (l->address.is_unix) {
         TD_TRY(remove_stale(l->address.path, err));
@@ -106,8 +105,7 @@ td_status td_listener_create(uv_loop_t *loop, const char *address,
     l->max_streams = max_streams;
     l->on_accept = on_accept;
     l->user = user;
-    int rc = a.is_unix ? uv_pipe_init(loop, &l->handle.pipe, 0)
-                       : uv_tcp_init(loop, &l->handle.tcp);
+    int rc = a.is_unix ? uv_pipe_init(loop, &l->handle.pipe, 0) : uv_tcp_init(loop, &l->handle.tcp);
     if (rc != 0) {
         free(l);
         return td_fail(err, TD_IO, "listening on %s: %s", address, uv_strerror(rc));

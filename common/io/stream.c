@@ -30,8 +30,8 @@ struct td_stream {
     int collecting; /* out[collecting] takes frames, the other one is being written */
     bool writing, flushing;
     bool reserved; /* between td_stream_begin and td_stream_end */
-    bool closing; /* uv_close was called */
-    bool silent;  /* the owner closed: no on_down */
+    bool closing;  /* uv_close was called */
+    bool silent;   /* the owner closed: no on_down */
     int open_handles;
     const struct td_stream_events *events;
     void *user;
@@ -44,7 +44,8 @@ struct td_stream {
 static td_status buffer_grow(struct buffer *b, size_t need, size_t max) {
     if (need <= b->cap) return TD_OK;
     size_t cap = b->cap ? b->cap : BUFFER_FIRST_BYTES;
-    while (cap < need) cap *= 2;
+    while (cap < need)
+        cap *= 2;
     if (cap > max) cap = max;
     if (cap < need) return TD_TOO_LONG;
     uint8_t *p = realloc(b->bytes, cap);
@@ -269,8 +270,8 @@ static void on_read(uv_stream_t *h, ssize_t n, const uv_buf_t *buf) {
     struct td_stream *s = h->data;
     if (s->closing || s->flushing || n == 0) return;
     if (n < 0) {
-        go_down(s, TD_PEER_LOST, n == UV_EOF ? "the peer closed the connection"
-                                             : uv_strerror((int)n));
+        go_down(s, TD_PEER_LOST,
+                n == UV_EOF ? "the peer closed the connection" : uv_strerror((int)n));
         return;
     }
     s->rx.used += (size_t)n;

@@ -4,8 +4,26 @@
 #include <stdio.h>
 #include <string.h>
 
-enum kind { U32, U64, BOOL, TEXT, NAME, STATUS, ROLE, FINISH, KEY, SAMPLING,
-            ADDRESS, RKEY, SETTINGS, IDS, TOKENS, SLABS, FAMILIES, FIRST };
+enum kind {
+    U32,
+    U64,
+    BOOL,
+    TEXT,
+    NAME,
+    STATUS,
+    ROLE,
+    FINISH,
+    KEY,
+    SAMPLING,
+    ADDRESS,
+    RKEY,
+    SETTINGS,
+    IDS,
+    TOKENS,
+    SLABS,
+    FAMILIES,
+    FIRST
+};
 
 struct field {
     enum td_msg_type type;
@@ -16,78 +34,141 @@ struct field {
 };
 
 #define F(TYPE, member, field, kind)                                                               \
-    {TD_MSG_##TYPE, #member "." #field, kind, offsetof(struct td_msg, member.field), true}
+    { TD_MSG_##TYPE, #member "." #field, kind, offsetof(struct td_msg, member.field), true }
 
 static const struct field fields[] = {
-    F(HELLO, hello, version, U32), F(HELLO, hello, role, ROLE), F(HELLO, hello, name, NAME),
-    F(HELLO, hello, epoch, U64), F(HELLO, hello, pid, U64), F(HELLO, hello, fingerprint, U64),
-    F(HELLO, hello, numerics_id, U64), F(HELLO, hello, numerics, TEXT),
-    F(HELLO, hello, model, NAME), F(HELLO, hello, max_context, U32),
-    F(HELLO, hello, max_running, U32), F(HELLO, hello, pages, U32), F(HELLO, hello, slots, U32),
-    F(HELLO, hello, xfer_address, ADDRESS), F(HELLO, hello, settings, SETTINGS),
-    F(HELLO_REPLY, hello_reply, version, U32), F(HELLO_REPLY, hello_reply, epoch, U64),
-    F(HELLO_REPLY, hello_reply, status, STATUS), F(HELLO_REPLY, hello_reply, text, TEXT),
-    F(HEARTBEAT, heartbeat, epoch, U64), F(HEARTBEAT, heartbeat, seq, U64),
-    F(HEARTBEAT, heartbeat, running, U32), F(HEARTBEAT, heartbeat, waiting, U32),
-    F(HEARTBEAT, heartbeat, queued_tokens, U64), F(HEARTBEAT, heartbeat, free_pages, U32),
-    F(HEARTBEAT, heartbeat, free_slots, U32), F(HEARTBEAT, heartbeat, steps, U64),
-    F(ADMIT, admit, key, KEY), F(ADMIT, admit, max_new, U32), F(ADMIT, admit, sampling, SAMPLING),
-    F(ADMIT, admit, ids, IDS), F(ADMIT, admit, prompt_hash, U64),
-    F(ADMIT_REPLY, admit_reply, key, KEY), F(ADMIT_REPLY, admit_reply, status, STATUS),
-    F(ADMIT_REPLY, admit_reply, text, TEXT), F(ADMIT_REPLY, admit_reply, ticket, U64),
-    F(ADMIT_REPLY, admit_reply, lease_ms, U32), F(ADMIT_REPLY, admit_reply, retry_ms, U32),
+    F(HELLO, hello, version, U32),
+    F(HELLO, hello, role, ROLE),
+    F(HELLO, hello, name, NAME),
+    F(HELLO, hello, epoch, U64),
+    F(HELLO, hello, pid, U64),
+    F(HELLO, hello, fingerprint, U64),
+    F(HELLO, hello, numerics_id, U64),
+    F(HELLO, hello, numerics, TEXT),
+    F(HELLO, hello, model, NAME),
+    F(HELLO, hello, max_context, U32),
+    F(HELLO, hello, max_running, U32),
+    F(HELLO, hello, pages, U32),
+    F(HELLO, hello, slots, U32),
+    F(HELLO, hello, xfer_address, ADDRESS),
+    F(HELLO, hello, settings, SETTINGS),
+    F(HELLO_REPLY, hello_reply, version, U32),
+    F(HELLO_REPLY, hello_reply, epoch, U64),
+    F(HELLO_REPLY, hello_reply, status, STATUS),
+    F(HELLO_REPLY, hello_reply, text, TEXT),
+    F(HEARTBEAT, heartbeat, epoch, U64),
+    F(HEARTBEAT, heartbeat, seq, U64),
+    F(HEARTBEAT, heartbeat, running, U32),
+    F(HEARTBEAT, heartbeat, waiting, U32),
+    F(HEARTBEAT, heartbeat, queued_tokens, U64),
+    F(HEARTBEAT, heartbeat, free_pages, U32),
+    F(HEARTBEAT, heartbeat, free_slots, U32),
+    F(HEARTBEAT, heartbeat, steps, U64),
+    F(ADMIT, admit, key, KEY),
+    F(ADMIT, admit, max_new, U32),
+    F(ADMIT, admit, sampling, SAMPLING),
+    F(ADMIT, admit, ids, IDS),
+    F(ADMIT, admit, prompt_hash, U64),
+    F(ADMIT_REPLY, admit_reply, key, KEY),
+    F(ADMIT_REPLY, admit_reply, status, STATUS),
+    F(ADMIT_REPLY, admit_reply, text, TEXT),
+    F(ADMIT_REPLY, admit_reply, ticket, U64),
+    F(ADMIT_REPLY, admit_reply, lease_ms, U32),
+    F(ADMIT_REPLY, admit_reply, retry_ms, U32),
     F(KEEP, keep, key, KEY),
-    F(PREFILL, prefill, key, KEY), F(PREFILL, prefill, max_new, U32),
-    F(PREFILL, prefill, sampling, SAMPLING), F(PREFILL, prefill, ids, IDS),
-    F(PREFILL, prefill, ticket, U64), F(PREFILL, prefill, decode_epoch, U64),
-    F(PREFILL, prefill, decode_name, NAME), F(PREFILL, prefill, decode_address, ADDRESS),
-    F(TOKENS, tokens, key, KEY), F(TOKENS, tokens, index, U32), F(TOKENS, tokens, tokens, TOKENS),
-    F(FINISHED, finished, key, KEY), F(FINISHED, finished, reason, FINISH),
+    F(PREFILL, prefill, key, KEY),
+    F(PREFILL, prefill, max_new, U32),
+    F(PREFILL, prefill, sampling, SAMPLING),
+    F(PREFILL, prefill, ids, IDS),
+    F(PREFILL, prefill, ticket, U64),
+    F(PREFILL, prefill, decode_epoch, U64),
+    F(PREFILL, prefill, decode_name, NAME),
+    F(PREFILL, prefill, decode_address, ADDRESS),
+    F(TOKENS, tokens, key, KEY),
+    F(TOKENS, tokens, index, U32),
+    F(TOKENS, tokens, tokens, TOKENS),
+    F(FINISHED, finished, key, KEY),
+    F(FINISHED, finished, reason, FINISH),
     F(FINISHED, finished, n_tokens, U32),
-    F(FAILED, failed, key, KEY), F(FAILED, failed, status, STATUS), F(FAILED, failed, text, TEXT),
+    F(FAILED, failed, key, KEY),
+    F(FAILED, failed, status, STATUS),
+    F(FAILED, failed, text, TEXT),
     F(CANCEL, cancel, key, KEY),
-    F(RELEASED, released, key, KEY), F(RELEASED, released, queue_ns, U64),
-    F(RELEASED, released, compute_ns, U64), F(RELEASED, released, transfer_ns, U64),
-    F(LEDGER, ledger, pages_free, U32), F(LEDGER, ledger, pages_owned, U32),
-    F(LEDGER, ledger, pages_quarantined, U32), F(LEDGER, ledger, slots_free, U32),
-    F(LEDGER, ledger, slots_owned, U32), F(LEDGER, ledger, slots_quarantined, U32),
-    F(LEDGER, ledger, landing_free, U32), F(LEDGER, ledger, landing_granted, U32),
-    F(LEDGER, ledger, landing_quarantined, U32), F(LEDGER, ledger, send_free, U32),
-    F(LEDGER, ledger, send_busy, U32), F(LEDGER, ledger, handoffs_ok, U64),
-    F(LEDGER, ledger, handoffs_failed, U64), F(LEDGER, ledger, bytes_moved, U64),
-    F(LEDGER, ledger, cancels, U64), F(LEDGER, ledger, bytes_before_last_chunk, U64),
-    F(PEER_HELLO, peer_hello, version, U32), F(PEER_HELLO, peer_hello, name, NAME),
-    F(PEER_HELLO, peer_hello, epoch, U64), F(PEER_HELLO, peer_hello, pid, U64),
-    F(PEER_HELLO, peer_hello, decode_epoch, U64), F(PEER_HELLO, peer_hello, fingerprint, U64),
-    F(PEER_HELLO, peer_hello, numerics_id, U64), F(PEER_HELLO, peer_hello, xfer_address, ADDRESS),
-    F(PEER_WELCOME, peer_welcome, epoch, U64), F(PEER_WELCOME, peer_welcome, prefill_epoch, U64),
-    F(PEER_WELCOME, peer_welcome, status, STATUS), F(PEER_WELCOME, peer_welcome, text, TEXT),
+    F(RELEASED, released, key, KEY),
+    F(RELEASED, released, queue_ns, U64),
+    F(RELEASED, released, compute_ns, U64),
+    F(RELEASED, released, transfer_ns, U64),
+    F(LEDGER, ledger, pages_free, U32),
+    F(LEDGER, ledger, pages_owned, U32),
+    F(LEDGER, ledger, pages_quarantined, U32),
+    F(LEDGER, ledger, slots_free, U32),
+    F(LEDGER, ledger, slots_owned, U32),
+    F(LEDGER, ledger, slots_quarantined, U32),
+    F(LEDGER, ledger, landing_free, U32),
+    F(LEDGER, ledger, landing_granted, U32),
+    F(LEDGER, ledger, landing_quarantined, U32),
+    F(LEDGER, ledger, send_free, U32),
+    F(LEDGER, ledger, send_busy, U32),
+    F(LEDGER, ledger, handoffs_ok, U64),
+    F(LEDGER, ledger, handoffs_failed, U64),
+    F(LEDGER, ledger, bytes_moved, U64),
+    F(LEDGER, ledger, cancels, U64),
+    F(LEDGER, ledger, bytes_before_last_chunk, U64),
+    F(PEER_HELLO, peer_hello, version, U32),
+    F(PEER_HELLO, peer_hello, name, NAME),
+    F(PEER_HELLO, peer_hello, epoch, U64),
+    F(PEER_HELLO, peer_hello, pid, U64),
+    F(PEER_HELLO, peer_hello, decode_epoch, U64),
+    F(PEER_HELLO, peer_hello, fingerprint, U64),
+    F(PEER_HELLO, peer_hello, numerics_id, U64),
+    F(PEER_HELLO, peer_hello, xfer_address, ADDRESS),
+    F(PEER_WELCOME, peer_welcome, epoch, U64),
+    F(PEER_WELCOME, peer_welcome, prefill_epoch, U64),
+    F(PEER_WELCOME, peer_welcome, status, STATUS),
+    F(PEER_WELCOME, peer_welcome, text, TEXT),
     F(PEER_WELCOME, peer_welcome, slab_bytes, U64),
-    F(PEER_WELCOME, peer_welcome, slab_address, SLABS), F(PEER_WELCOME, peer_welcome, rkey, RKEY),
-    F(PEER_BEAT, peer_beat, epoch, U64), F(PEER_BEAT, peer_beat, seq, U64),
-    F(SLAB, slab, epoch, U64), F(SLAB, slab, ticket, U64), F(SLAB, slab, slab, U32),
-    F(SLAB, slab, first_block, U32), F(SLAB, slab, n_blocks, U32), F(SLAB, slab, bytes, U64),
-    F(CREDIT, credit, epoch, U64), F(CREDIT, credit, ticket, U64), F(CREDIT, credit, slab, U32),
+    F(PEER_WELCOME, peer_welcome, slab_address, SLABS),
+    F(PEER_WELCOME, peer_welcome, rkey, RKEY),
+    F(PEER_BEAT, peer_beat, epoch, U64),
+    F(PEER_BEAT, peer_beat, seq, U64),
+    F(SLAB, slab, epoch, U64),
+    F(SLAB, slab, ticket, U64),
+    F(SLAB, slab, slab, U32),
+    F(SLAB, slab, first_block, U32),
+    F(SLAB, slab, n_blocks, U32),
+    F(SLAB, slab, bytes, U64),
+    F(CREDIT, credit, epoch, U64),
+    F(CREDIT, credit, ticket, U64),
+    F(CREDIT, credit, slab, U32),
     F(CREDIT, credit, first_block, U32),
-    F(MANIFEST, manifest, epoch, U64), F(MANIFEST, manifest, decode_epoch, U64),
-    F(MANIFEST, manifest, ticket, U64), F(MANIFEST, manifest, n_prompt, U32),
-    F(MANIFEST, manifest, n_blocks, U32), F(MANIFEST, manifest, prompt_hash, U64),
-    F(MANIFEST, manifest, fingerprint, U64), F(MANIFEST, manifest, family, FAMILIES),
-    F(MANIFEST, manifest, first, FIRST), F(MANIFEST, manifest, seed, U64),
+    F(MANIFEST, manifest, epoch, U64),
+    F(MANIFEST, manifest, decode_epoch, U64),
+    F(MANIFEST, manifest, ticket, U64),
+    F(MANIFEST, manifest, n_prompt, U32),
+    F(MANIFEST, manifest, n_blocks, U32),
+    F(MANIFEST, manifest, prompt_hash, U64),
+    F(MANIFEST, manifest, fingerprint, U64),
+    F(MANIFEST, manifest, family, FAMILIES),
+    F(MANIFEST, manifest, first, FIRST),
+    F(MANIFEST, manifest, seed, U64),
     F(MANIFEST, manifest, next_position, U32),
-    F(VERDICT, verdict, epoch, U64), F(VERDICT, verdict, ticket, U64),
-    F(VERDICT, verdict, status, STATUS), F(VERDICT, verdict, text, TEXT),
-    F(ABORT, abort, epoch, U64), F(ABORT, abort, ticket, U64), F(ABORT, abort, status, STATUS),
+    F(VERDICT, verdict, epoch, U64),
+    F(VERDICT, verdict, ticket, U64),
+    F(VERDICT, verdict, status, STATUS),
+    F(VERDICT, verdict, text, TEXT),
+    F(ABORT, abort, epoch, U64),
+    F(ABORT, abort, ticket, U64),
+    F(ABORT, abort, status, STATUS),
     F(ABORT, abort, text, TEXT),
 };
 enum { N_FIELDS = sizeof fields / sizeof fields[0] };
 
 const enum td_msg_type test_types[TEST_TYPES] = {
-    TD_MSG_HELLO,      TD_MSG_HELLO_REPLY,  TD_MSG_HEARTBEAT, TD_MSG_ADMIT,  TD_MSG_ADMIT_REPLY,
-    TD_MSG_KEEP,       TD_MSG_PREFILL,      TD_MSG_TOKENS,    TD_MSG_FINISHED, TD_MSG_FAILED,
-    TD_MSG_CANCEL,     TD_MSG_RELEASED,     TD_MSG_LEDGER,    TD_MSG_PEER_HELLO,
-    TD_MSG_PEER_WELCOME, TD_MSG_PEER_BEAT,  TD_MSG_SLAB,      TD_MSG_CREDIT, TD_MSG_MANIFEST,
-    TD_MSG_VERDICT,    TD_MSG_ABORT};
+    TD_MSG_HELLO,     TD_MSG_HELLO_REPLY, TD_MSG_HEARTBEAT, TD_MSG_ADMIT,      TD_MSG_ADMIT_REPLY,
+    TD_MSG_KEEP,      TD_MSG_PREFILL,     TD_MSG_TOKENS,    TD_MSG_FINISHED,   TD_MSG_FAILED,
+    TD_MSG_CANCEL,    TD_MSG_RELEASED,    TD_MSG_LEDGER,    TD_MSG_PEER_HELLO, TD_MSG_PEER_WELCOME,
+    TD_MSG_PEER_BEAT, TD_MSG_SLAB,        TD_MSG_CREDIT,    TD_MSG_MANIFEST,   TD_MSG_VERDICT,
+    TD_MSG_ABORT};
 
 const char *test_type_name(enum td_msg_type t) {
     static char name[64];
@@ -109,7 +190,8 @@ uint64_t test_random(uint64_t *state) { /* splitmix64 */
 /* ---- filling ---- */
 
 static void fill_text(char *to, size_t len, uint64_t *r) {
-    for (size_t i = 0; i < len; i++) to[i] = (char)(' ' + test_random(r) % 95);
+    for (size_t i = 0; i < len; i++)
+        to[i] = (char)(' ' + test_random(r) % 95);
     to[len] = 0;
 }
 
@@ -142,7 +224,8 @@ static uint64_t some_number(uint64_t *r) {
 }
 
 static const uint8_t *fill_blob(uint8_t *to, size_t n, uint64_t *r) {
-    for (size_t i = 0; i < n; i++) to[i] = (uint8_t)test_random(r);
+    for (size_t i = 0; i < n; i++)
+        to[i] = (uint8_t)test_random(r);
     return to;
 }
 
@@ -153,7 +236,8 @@ static void fill_pointers(const struct field *f, struct td_msg *m, uint64_t *r,
     case ADDRESS:
         n = (uint32_t)(test_random(r) % TD_MSG_ADDRESS_MAX);
         fill_blob(room->blob, n, r);
-        if (f->type == TD_MSG_HELLO) m->hello.xfer_address = room->blob, m->hello.xfer_address_len = n;
+        if (f->type == TD_MSG_HELLO)
+            m->hello.xfer_address = room->blob, m->hello.xfer_address_len = n;
         if (f->type == TD_MSG_PREFILL)
             m->prefill.decode_address = room->blob, m->prefill.decode_address_len = n;
         if (f->type == TD_MSG_PEER_HELLO)
@@ -183,7 +267,8 @@ static void fill_pointers(const struct field *f, struct td_msg *m, uint64_t *r,
         return;
     case TOKENS:
         m->tokens.n = 1 + n % TD_TOKENS_PER_MSG_MAX;
-        for (uint32_t i = 0; i < m->tokens.n; i++) fill_token(&room->tokens[i], r, n & 1);
+        for (uint32_t i = 0; i < m->tokens.n; i++)
+            fill_token(&room->tokens[i], r, n & 1);
         m->tokens.tokens = room->tokens;
         return;
     case SLABS:
@@ -209,7 +294,7 @@ static void fill_pointers(const struct field *f, struct td_msg *m, uint64_t *r,
 
 static void fill_field(const struct field *f, struct td_msg *m, uint64_t *r,
                        struct test_room *room) {
-    static const td_status statuses[] = {TD_OK,        TD_INVALID,   TD_BUSY, TD_STALE,
+    static const td_status statuses[] = {TD_OK,        TD_INVALID, TD_BUSY,    TD_STALE,
                                          TD_PEER_LOST, TD_CORRUPT, TD_INTERNAL};
     void *p = (char *)m + f->at;
     switch (f->kind) {
@@ -257,7 +342,8 @@ void test_message_fill(struct td_msg *m, enum td_msg_type type, uint64_t seed,
     for (int i = 0; i < N_FIELDS; i++) {
         if (fields[i].type != type) continue;
         uint64_t r = seed * 1000003u + (uint64_t)type;
-        for (const char *c = fields[i].name; *c; c++) r = r * 31 + (uint64_t)*c;
+        for (const char *c = fields[i].name; *c; c++)
+            r = r * 31 + (uint64_t)*c;
         fill_field(&fields[i], m, &r, room);
     }
 }

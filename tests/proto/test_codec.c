@@ -105,7 +105,8 @@ static void test_recorded_frames(void **state) {
 
 static size_t put_varint(uint8_t *p, uint64_t v) {
     size_t n = 0;
-    for (; v >= 0x80; v >>= 7) p[n++] = (uint8_t)(v | 0x80);
+    for (; v >= 0x80; v >>= 7)
+        p[n++] = (uint8_t)(v | 0x80);
     p[n++] = (uint8_t)v;
     return n;
 }
@@ -113,7 +114,8 @@ static size_t put_varint(uint8_t *p, uint64_t v) {
 /* Splits a frame of one field into its tag and body. */
 static const uint8_t *frame_body(const uint8_t *frame, size_t *tag_len, size_t *body_len) {
     size_t at = 0, shift = 0;
-    while (frame[at] & 0x80) at++;
+    while (frame[at] & 0x80)
+        at++;
     *tag_len = ++at;
     *body_len = 0;
     do {
@@ -189,8 +191,8 @@ static void test_missing_fields(void **state) {
             memcpy(body + at, b + at + len, n - at - len);
             struct td_msg m;
             struct td_error err = {0};
-            td_status st = td_msg_decode(older, with_body(older, frame, body, n - len), arena, &m,
-                                         &err);
+            td_status st =
+                td_msg_decode(older, with_body(older, frame, body, n - len), arena, &m, &err);
             if (st == TD_OK) {
                 read++;
             } else {
@@ -308,7 +310,8 @@ static void test_hostile_bytes(void **state) {
         if (n > 600) n = 600; /* damage near the front, where structure is */
         if (k % 3 == 0) n = read_frame(test_types[k % TEST_TYPES], frame);
         uint64_t times = 1 + test_random(&r) % 8;
-        for (uint64_t i = 0; i < times; i++) mutate(frame, &n, FRAME_MAX, &r);
+        for (uint64_t i = 0; i < times; i++)
+            mutate(frame, &n, FRAME_MAX, &r);
         /* An exact heap copy, so that reading past the end is seen. */
         uint8_t *copy = malloc(n ? n : 1);
         assert_non_null(copy);
@@ -334,7 +337,8 @@ static void test_bomb(void **state) {
     uint8_t *b = malloc(n);
     struct td_msg m;
     assert_non_null(b);
-    for (size_t i = 0; i < n; i += 2) b[i] = 11 << 3 | 2, b[i + 1] = 0; /* "cancel" 8 million times */
+    for (size_t i = 0; i < n; i += 2)
+        b[i] = 11 << 3 | 2, b[i + 1] = 0; /* "cancel" 8 million times */
     (void)!td_msg_decode(b, n, arena, &m, NULL);
     b[0] = 7 << 3 | 2; /* a prompt of 16 million one-byte ids */
     size_t at = 1 + put_varint(b + 1, n - 5);
@@ -353,7 +357,8 @@ static void test_longest_prompt(void **state) {
     uint8_t *buf = malloc(TD_FRAME_BYTES_MAX);
     assert_non_null(ids);
     assert_non_null(buf);
-    for (int i = 0; i < N; i++) ids[i] = 129279 - i % 1000;
+    for (int i = 0; i < N; i++)
+        ids[i] = 129279 - i % 1000;
     struct td_msg m = {.type = TD_MSG_PREFILL}, got;
     m.prefill.n_prompt = N;
     m.prefill.ids = ids;

@@ -25,7 +25,7 @@ struct side {
     struct td_msg_hello hello;
     struct td_msg_hello_reply reply;
     struct td_msg_heartbeat beat;
-    struct td_key key;      /* of the last CANCEL */
+    struct td_key key; /* of the last CANCEL */
     bool close_on_msg;
     struct td_link_server **destroy_on_msg;
 };
@@ -86,16 +86,18 @@ static void on_beat(void *user, struct td_conn *c, struct td_msg_heartbeat *beat
     s->filled++;
 }
 
-static const struct td_link_events events = {.on_hello = on_hello, .on_up = on_up,
-                                             .on_msg = on_msg, .on_down = on_down,
-                                             .on_beat = on_beat};
+static const struct td_link_events events = {
+    .on_hello = on_hello, .on_up = on_up, .on_msg = on_msg, .on_down = on_down, .on_beat = on_beat};
 static struct td_msg_hello hello; /* reset by setup */
 
 static int setup(void **state) {
     (void)state;
-    hello = (struct td_msg_hello){.version = TD_PROTO_VERSION, .role = TD_ROLE_DECODE,
-                                  .name = "decode@0", .epoch = CLIENT_EPOCH,
-                                  .settings = "a = b\n", .settings_len = 6};
+    hello = (struct td_msg_hello){.version = TD_PROTO_VERSION,
+                                  .role = TD_ROLE_DECODE,
+                                  .name = "decode@0",
+                                  .epoch = CLIENT_EPOCH,
+                                  .settings = "a = b\n",
+                                  .settings_len = 6};
     return uv_loop_init(&loop);
 }
 
@@ -105,8 +107,8 @@ static int teardown(void **state) {
 }
 
 static struct td_link_server *serve(const char *name, struct side *s) {
-    struct td_link_options o = {.epoch = SERVER_EPOCH, .heartbeat_ms = BEAT_MS,
-                                .peer_timeout_ms = TIMEOUT_MS};
+    struct td_link_options o = {
+        .epoch = SERVER_EPOCH, .heartbeat_ms = BEAT_MS, .peer_timeout_ms = TIMEOUT_MS};
     struct td_link_server *l = NULL;
     struct td_error err = {0};
     if (td_link_server_create(&loop, test_path(name), &o, CONNS_MAX, &events, s, &l, &err) != TD_OK)
@@ -115,8 +117,8 @@ static struct td_link_server *serve(const char *name, struct side *s) {
 }
 
 static struct td_link_client *dial_on(uv_loop_t *on, const char *name, struct side *s) {
-    struct td_link_options o = {.epoch = CLIENT_EPOCH, .heartbeat_ms = BEAT_MS,
-                                .peer_timeout_ms = TIMEOUT_MS};
+    struct td_link_options o = {
+        .epoch = CLIENT_EPOCH, .heartbeat_ms = BEAT_MS, .peer_timeout_ms = TIMEOUT_MS};
     struct td_link_client *c = NULL;
     struct td_error err = {0};
     if (td_link_client_create(on, test_path(name), &o, &hello, &events, s, &c, &err) != TD_OK)
@@ -277,7 +279,8 @@ static void raw_send(int fd, const struct td_msg *m) {
     uint8_t buf[4096];
     size_t n;
     assert_int_equal(td_msg_encode(m, buf + 4, sizeof buf - 4, &n, NULL), TD_OK);
-    for (int i = 0; i < 4; i++) buf[i] = (uint8_t)(n >> 8 * i);
+    for (int i = 0; i < 4; i++)
+        buf[i] = (uint8_t)(n >> 8 * i);
     assert_true(test_raw_write(fd, buf, n + 4));
 }
 
@@ -382,8 +385,7 @@ static void test_wrong_messages(void **state) {
     struct td_link_server *server = serve("wrong", &s);
     struct td_msg h = {.type = TD_MSG_HELLO, .hello = hello};
     struct td_msg wrong[] = {
-        h,
-        {.type = TD_MSG_CREDIT, .credit = {.epoch = 1}}, /* of the other plane */
+        h, {.type = TD_MSG_CREDIT, .credit = {.epoch = 1}}, /* of the other plane */
     };
     for (int i = 0; i < 2; i++) {
         int fd = test_raw_connect(test_path("wrong"));
@@ -470,7 +472,8 @@ static void test_router_that_does_not_read(void **state) {
     td_status st;
     struct td_error err = {0};
     int sent = 0;
-    while ((st = td_conn_send(s.c, &m, &err)) == TD_OK && sent < 1000) sent++;
+    while ((st = td_conn_send(s.c, &m, &err)) == TD_OK && sent < 1000)
+        sent++;
     assert_int_equal(st, TD_BUSY);
     assert_true(sent >= 32 && sent < 100); /* 64 MiB of about 1 MiB each, and the socket's buffer */
     assert_true(test_until_ms(&loop, is_down, &s, TEST_LIMIT_MS));
@@ -482,12 +485,18 @@ static void test_router_that_does_not_read(void **state) {
 int main(void) {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_open_talk_close),   T(test_last_words_arrive),
-        T(test_reconnect),         T(test_close_inside_callbacks),
-        T(test_refused_by_router), T(test_other_version),
-        T(test_message_before_hello), T(test_silence),
-        T(test_own_stall),         T(test_wrong_messages),
-        T(test_process_killed),    T(test_process_stopped),
+        T(test_open_talk_close),
+        T(test_last_words_arrive),
+        T(test_reconnect),
+        T(test_close_inside_callbacks),
+        T(test_refused_by_router),
+        T(test_other_version),
+        T(test_message_before_hello),
+        T(test_silence),
+        T(test_own_stall),
+        T(test_wrong_messages),
+        T(test_process_killed),
+        T(test_process_stopped),
         T(test_router_that_does_not_read),
     };
     signal(SIGPIPE, SIG_IGN);

@@ -182,7 +182,8 @@ static bool log_has(const struct cluster *c, const struct worker *w, const char 
     bool has = false;
     log_path(c, w, path, sizeof path);
     FILE *f = fopen(path, "r");
-    while (f && fgets(line, sizeof line, f)) has |= strstr(line, what) != NULL;
+    while (f && fgets(line, sizeof line, f))
+        has |= strstr(line, what) != NULL;
     if (f) fclose(f);
     return has;
 }
@@ -191,12 +192,12 @@ static bool ended(struct cluster *c, struct worker *w) {
     int status = -1;
     uint64_t end = td_now_ns() + 10u * 1000000000u;
     kill(w->pid, SIGTERM);
-    while (waitpid(w->pid, &status, WNOHANG) == 0 && td_now_ns() < end) cluster_run_ms(c, 5);
+    while (waitpid(w->pid, &status, WNOHANG) == 0 && td_now_ns() < end)
+        cluster_run_ms(c, 5);
     if (status == -1) cluster_kill(w);
     w->pid = 0;
     return WIFEXITED(status) && WEXITSTATUS(status) == 0 && !log_has(c, w, "left at exit") &&
-           !log_has(c, w, "ledger:") && !log_has(c, w, "was left open") &&
-           log_has(c, w, "stopped");
+           !log_has(c, w, "ledger:") && !log_has(c, w, "was left open") && log_has(c, w, "stopped");
 }
 
 bool cluster_stop(struct cluster *c) {
@@ -242,7 +243,8 @@ static bool until_ms(struct cluster *c, bool (*holds)(void *), void *arg, uint64
     bool ok;
     uv_timer_init(&c->loop, &tick);
     uv_timer_start(&tick, on_tick, 2, 2);
-    while (!(ok = holds(arg)) && td_now_ns() < end) uv_run(&c->loop, UV_RUN_ONCE);
+    while (!(ok = holds(arg)) && td_now_ns() < end)
+        uv_run(&c->loop, UV_RUN_ONCE);
     uv_close((uv_handle_t *)&tick, NULL);
     uv_run(&c->loop, UV_RUN_NOWAIT);
     return ok;
@@ -290,7 +292,8 @@ struct request *cluster_begin(struct cluster *c, const int32_t *ids, uint32_t n,
         if (c->request[i].key.request == 0) r = &c->request[i];
     if (!r) abort();
     memset(r, 0, sizeof *r);
-    for (int i = 0; i < CLUSTER_TOKENS; i++) r->token[i].id = -1;
+    for (int i = 0; i < CLUSTER_TOKENS; i++)
+        r->token[i].id = -1;
     r->key = (struct td_key){c->next_request++, 1};
     r->ids = ids;
     r->n_prompt = n;

@@ -1,8 +1,8 @@
-/* Real prefill and decode workers with the bundled model: what comes out after a handoff is, bit for
- * bit, what the decode worker computes alone; cancels in every phase give everything back; either
- * side may die and come back.
+/* Real prefill and decode workers with the bundled model: what comes out after a handoff is, bit
+ * for bit, what the decode worker computes alone; cancels in every phase give everything back;
+ * either side may die and come back.
  *
- * usage: test_workers PREFILL DECODE MODEL [seed] */
+ * usage: test_workers PREFILL DECODE MODEL [seed [test name pattern]] */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,7 +35,8 @@ static uint64_t next_random(uint64_t *state) { /* splitmix64 */
 static int start_cluster(void **state) {
     (void)state;
     uint64_t r = seed;
-    for (int i = 0; i < PROMPT_MAX; i++) ids[i] = (int32_t)(3 + next_random(&r) % VOCAB);
+    for (int i = 0; i < PROMPT_MAX; i++)
+        ids[i] = (int32_t)(3 + next_random(&r) % VOCAB);
     cluster_start(&cluster, prefill_program, decode_program, model_dir);
     return 0;
 }
@@ -46,14 +47,16 @@ static int stop_cluster(void **state) {
 }
 
 static void settle(void) {
-    for (int i = 0; i < CLUSTER_REQUESTS; i++) cluster_forget(&cluster.request[i]);
+    for (int i = 0; i < CLUSTER_REQUESTS; i++)
+        cluster_forget(&cluster.request[i]);
     /* News from after now: a beat and a ledger each. */
     cluster.prefill.ledgers = cluster.decode.ledgers = 0;
     if (!cluster_until(&cluster, cluster_at_baseline, &cluster)) {
         const struct td_msg_ledger *p = &cluster.prefill.ledger, *d = &cluster.decode.ledger;
         fail_msg("residue: prefill %u pages %u slots %u send slabs, decode %u pages %u slots %u "
-                 "landing slabs in quarantine", p->pages_owned, p->slots_owned, p->send_busy,
-                 d->pages_owned, d->slots_owned, d->landing_quarantined);
+                 "landing slabs in quarantine",
+                 p->pages_owned, p->slots_owned, p->send_busy, d->pages_owned, d->slots_owned,
+                 d->landing_quarantined);
     }
 }
 
@@ -92,9 +95,9 @@ static void expect_same(const struct request *a, const struct request *b) {
 
 static void test_lengths(void **state) {
     (void)state;
-    static const uint32_t lengths[] = {1,   2,   3,   4,   5,   6,   7,   8,   9,   63,
-                                       126, 127, 128, 129, 130, 254, 255, 256, 257, 258,
-                                       259, 382, 384, 385, 510, 511, 512, 513, 514, 1023, 1025};
+    static const uint32_t lengths[] = {1,   2,   3,   4,   5,   6,   7,   8,    9,   63,  126,
+                                       127, 128, 129, 130, 254, 255, 256, 257,  258, 259, 382,
+                                       384, 385, 510, 511, 512, 513, 514, 1023, 1025};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         struct request *a = run(lengths[i], NEW_TOKENS, &greedy, false);
         struct request *b = run(lengths[i], NEW_TOKENS, &greedy, true);
@@ -107,15 +110,22 @@ static void test_lengths(void **state) {
 
 static void test_sampling(void **state) {
     (void)state;
-    struct td_sampling s = {.temperature = 1.3f, .top_p = 0.95f, .min_p = 0.001f, .top_k = 200,
-                            .seed = seed, .logprobs = true, .top_logprobs = 5, .ignore_eos = true};
+    struct td_sampling s = {.temperature = 1.3f,
+                            .top_p = 0.95f,
+                            .min_p = 0.001f,
+                            .top_k = 200,
+                            .seed = seed,
+                            .logprobs = true,
+                            .top_logprobs = 5,
+                            .ignore_eos = true};
     bool differs = false;
     for (uint32_t n = 30; n < 34; n++) {
         s.seed++;
         struct request *a = run(n, 12, &s, false), *b = run(n, 12, &s, true);
         struct request *g = run(n, 12, &greedy, true);
         expect_same(a, b);
-        for (uint32_t i = 0; i < 12; i++) differs |= a->token[i].id != g->token[i].id;
+        for (uint32_t i = 0; i < 12; i++)
+            differs |= a->token[i].id != g->token[i].id;
         assert_int_equal(a->token[0].n_top, 5);
         cluster_forget(a);
         cluster_forget(b);
@@ -128,7 +138,8 @@ static void test_sampling(void **state) {
 static void test_one_token_answer(void **state) {
     (void)state;
     struct request *a = cluster_begin(&cluster, ids, 300, 1, &greedy, false, false);
-    while (!a->prefill.released) uv_run(&cluster.loop, UV_RUN_ONCE);
+    while (!a->prefill.released)
+        uv_run(&cluster.loop, UV_RUN_ONCE);
     assert_true(a->prefill.finished);
     assert_int_equal(a->n_tokens, 1);
     cluster_cancel(&cluster, a); /* decode's part is not needed */
@@ -188,7 +199,8 @@ static void test_refusals(void **state) {
     assert_true(cluster_until(&cluster, request_over, r));
     assert_true(r->decode.failed || r->decode.reply.status != TD_OK);
     r = cluster_begin(&cluster, bad, 3, 2, &greedy, false, false);
-    while (!r->prefill.failed) uv_run(&cluster.loop, UV_RUN_ONCE);
+    while (!r->prefill.failed)
+        uv_run(&cluster.loop, UV_RUN_ONCE);
     cluster_cancel(&cluster, r);
     assert_true(cluster_until(&cluster, request_over, r));
     settle();
@@ -215,7 +227,8 @@ static void test_cancels(void **state) {
         for (int hold = 0; hold < 2; hold++)
             for (size_t k = 0; k < sizeof phase / sizeof phase[0]; k++) {
                 if (hold && (colocated || k > 1)) continue;
-                struct request *r = cluster_begin(&cluster, ids, 1500, 200, &greedy, colocated, hold);
+                struct request *r =
+                    cluster_begin(&cluster, ids, 1500, 200, &greedy, colocated, hold);
                 if (phase[k]) assert_true(cluster_until(&cluster, phase[k], r));
                 cluster_cancel(&cluster, r);
                 assert_true(cluster_until(&cluster, request_over, r));
@@ -233,7 +246,8 @@ static void test_cancels(void **state) {
             cluster_run_ms(&cluster, next_random(&random) % 60);
             cluster_cancel(&cluster, r[i]);
         }
-        for (int i = 0; i < 4; i++) assert_true(cluster_until(&cluster, request_over, r[i]));
+        for (int i = 0; i < 4; i++)
+            assert_true(cluster_until(&cluster, request_over, r[i]));
         settle();
     }
     expect_same(run(777, 5, &greedy, false), run(777, 5, &greedy, true));
@@ -246,7 +260,8 @@ static void test_lease(void **state) {
     struct request *r = cluster_begin(&cluster, ids, 100, 10, &greedy, false, true);
     assert_true(cluster_until(&cluster, has_reply, r));
     assert_int_equal(r->decode.reply.status, TD_OK);
-    while (!r->decode.failed) uv_run(&cluster.loop, UV_RUN_ONCE);
+    while (!r->decode.failed)
+        uv_run(&cluster.loop, UV_RUN_ONCE);
     assert_int_equal(r->decode.failure.status, TD_TIMEOUT);
     settle();
 }
@@ -311,11 +326,11 @@ static void test_router_dies(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lengths),  cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_lengths),          cmocka_unit_test(test_sampling),
         cmocka_unit_test(test_one_token_answer), cmocka_unit_test(test_together),
-        cmocka_unit_test(test_overlap),  cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_cancels),  cmocka_unit_test(test_lease),
-        cmocka_unit_test(test_prefill_dies), cmocka_unit_test(test_decode_dies),
+        cmocka_unit_test(test_overlap),          cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_cancels),          cmocka_unit_test(test_lease),
+        cmocka_unit_test(test_prefill_dies),     cmocka_unit_test(test_decode_dies),
         cmocka_unit_test(test_router_dies),
     };
     if (argc < 4) {
@@ -326,6 +341,7 @@ int main(int argc, char **argv) {
     decode_program = argv[2];
     model_dir = argv[3];
     seed = argc > 4 ? strtoull(argv[4], NULL, 10) : (uint64_t)time(NULL);
+    if (argc > 5) cmocka_set_test_filter(argv[5]);
     printf("seed %llu\n", (unsigned long long)seed);
     return cmocka_run_group_tests(tests, start_cluster, stop_cluster);
 }

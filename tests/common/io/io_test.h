@@ -44,7 +44,8 @@ static inline bool test_until_ms(uv_loop_t *loop, bool (*holds)(void *), void *a
     bool ok;
     uv_timer_init(loop, &tick);
     uv_timer_start(&tick, test_tick, 1, 1);
-    while (!(ok = holds(arg)) && td_now_ns() < end) uv_run(loop, UV_RUN_ONCE);
+    while (!(ok = holds(arg)) && td_now_ns() < end)
+        uv_run(loop, UV_RUN_ONCE);
     uv_close((uv_handle_t *)&tick, NULL);
     uv_run(loop, UV_RUN_NOWAIT);
     return ok || holds(arg);

@@ -135,8 +135,8 @@ static void test_jobs(void **state) {
     for (int round = 0; round < 200; round++) {
         runs = dones = 0;
         for (int i = 0; i < N_JOBS; i++) {
-            j[i] = (struct job){.id = i, .runs = &runs, .dones = &dones,
-                                .gate = i == 0 ? &gate : NULL};
+            j[i] = (struct job){
+                .id = i, .runs = &runs, .dones = &dones, .gate = i == 0 ? &gate : NULL};
             assert_int_equal(td_jobs_submit(jobs, run_job, done_job, &j[i]), TD_OK);
         }
         assert_int_equal(td_jobs_submit(jobs, run_job, done_job, &j[0]), TD_BUSY);
@@ -154,7 +154,6 @@ static void test_jobs(void **state) {
     uv_sem_destroy(&gate);
 }
 
-
 static void test_jobs_destroy(void **state) {
     (void)state;
     struct td_jobs *jobs;
@@ -169,7 +168,8 @@ static void test_jobs_destroy(void **state) {
         j[i] = (struct job){.id = i, .runs = &runs, .dones = &dones, .gate = &gate};
         assert_int_equal(td_jobs_submit(jobs, run_job, done_job, &j[i]), TD_OK);
     }
-    for (int i = 0; i < 3; i++) uv_sem_post(&gate);
+    for (int i = 0; i < 3; i++)
+        uv_sem_post(&gate);
     td_jobs_destroy(jobs);
     int after = runs;
     test_run_ms(&loop, 20);
@@ -209,8 +209,8 @@ static void test_pidfd(void **state) {
 int main(void) {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_timer),        T(test_signals), T(test_drain_tells_leaks), T(test_jobs),
-        T(test_jobs_destroy), T(test_pidfd),
+        T(test_timer), T(test_signals),      T(test_drain_tells_leaks),
+        T(test_jobs),  T(test_jobs_destroy), T(test_pidfd),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

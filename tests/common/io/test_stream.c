@@ -33,7 +33,8 @@ struct end {
 };
 
 static uint64_t mix(uint64_t h, const uint8_t *p, size_t n) {
-    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ p[i]) * 0x100000001b3u;
     return h;
 }
 
@@ -135,7 +136,8 @@ static void exchange(const char *address, bool tcp) {
     for (int i = 0; i < 600; i++) {
         r = r * 6364136223846793005u + 1442695040888963407u;
         size_t n = (size_t)(r >> 33) % (i % 50 == 0 ? FRAME_MAX + 1 : 700);
-        for (size_t k = 0; k < n; k++) bytes[k] = (uint8_t)(k * 7 + (size_t)i);
+        for (size_t k = 0; k < n; k++)
+            bytes[k] = (uint8_t)(k * 7 + (size_t)i);
         sum = mix(sum, bytes, n);
         assert_int_equal(td_stream_send(client.s, bytes, n), TD_OK);
         x.want++;
@@ -343,8 +345,9 @@ static void test_addresses(void **state) {
     refused_address("127.0.0.1:x");
     refused_address("unix:");
     refused_address("/no/such/folder/socket");
-    refused_address("/very/long/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-                    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa");
+    refused_address(
+        "/very/long/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa");
 }
 
 static void test_socket_files(void **state) {
@@ -413,7 +416,8 @@ static void test_strangers(void **state) {
         _exit(read(fd, &c, 1) == 0 ? 0 : 1); /* closed without a word */
     }
     int status = -1;
-    for (int i = 0; i < 500 && waitpid(pid, &status, WNOHANG) == 0; i++) test_run_ms(&loop, 5);
+    for (int i = 0; i < 500 && waitpid(pid, &status, WNOHANG) == 0; i++)
+        test_run_ms(&loop, 5);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
     assert_int_equal(server.connects, 0);
@@ -463,7 +467,8 @@ static void test_steady_state(void **state) {
             uint64_t want = client.frames + 3;
             for (int k = 0; k < 3; k++)
                 assert_int_equal(td_stream_send(client.s, bytes, 1 + (size_t)(i * 100)), TD_OK);
-            while (client.frames < want) uv_run(&loop, UV_RUN_ONCE);
+            while (client.frames < want)
+                uv_run(&loop, UV_RUN_ONCE);
         }
         if (round == 4) assert_int_equal(test_mallocs, before);
     }
@@ -476,11 +481,21 @@ static void test_steady_state(void **state) {
 int main(int argc, char **argv) {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_unix),          T(test_tcp),         T(test_begin_end),
-        T(test_half_frames),   T(test_oversize_frame), T(test_slow_reader),
-        T(test_send_after_down), T(test_close_inside_frame), T(test_close_flushed),
-        T(test_flush_gives_up), T(test_addresses),  T(test_socket_files),
-        T(test_max_streams),   T(test_strangers),   T(test_reconnect),
+        T(test_unix),
+        T(test_tcp),
+        T(test_begin_end),
+        T(test_half_frames),
+        T(test_oversize_frame),
+        T(test_slow_reader),
+        T(test_send_after_down),
+        T(test_close_inside_frame),
+        T(test_close_flushed),
+        T(test_flush_gives_up),
+        T(test_addresses),
+        T(test_socket_files),
+        T(test_max_streams),
+        T(test_strangers),
+        T(test_reconnect),
         T(test_steady_state),
     };
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
