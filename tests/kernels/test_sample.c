@@ -140,15 +140,14 @@ static void edges_of_the_filters(void **state) {
     (void)state;
     float logits[] = {1, 5, 4.9f, 5, 2, -INFINITY};
     struct td_sample_params p = {.temperature = 1, .top_p = 1};
-    int seen[6] = {0};
+    int seen[6] = {0}, equals[6] = {0};
     for (uint64_t pos = 0; pos < 2000; pos++) {
         p.seed = pos * 77;
         p.top_p = 0; /* one is always kept: the lowest id of the best */
         assert_int_equal(sample(logits, 6, &p, pos).token, 1);
         p.top_p = 1;
         p.min_p = 1; /* only tokens as likely as the best */
-        int t = sample(logits, 6, &p, pos).token;
-        assert_true(t == 1 || t == 3);
+        equals[sample(logits, 6, &p, pos).token]++;
         p.min_p = 0;
         p.top_k = 1;
         assert_int_equal(sample(logits, 6, &p, pos).token, 1);
@@ -158,6 +157,8 @@ static void edges_of_the_filters(void **state) {
     }
     assert_true(seen[0] > 0 && seen[2] > 0 && seen[4] > 0 && seen[1] > 300 && seen[3] > 300);
     assert_int_equal(seen[5], 0);
+    assert_int_equal(equals[1] + equals[3], 2000);
+    assert_true(equals[1] > 800 && equals[3] > 800);
     p.temperature = 1e-45f; /* smallest positive: as good as greedy among the best */
     int t = sample(logits, 6, &p, 3).token;
     assert_true(t == 1 || t == 3);

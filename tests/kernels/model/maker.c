@@ -158,7 +158,7 @@ static void put_layer(struct maker *m, enum maker_kind kind, int l) {
 
 void maker_init(struct maker *m, enum maker_kind kind) {
     *m = (struct maker){0};
-    strcpy(m->dir, "/tmp/tandem-model-XXXXXX");
+    snprintf(m->dir, sizeof m->dir, "/tmp/tandem-model-XXXXXX");
     if (!mkdtemp(m->dir)) {
         perror("mkdtemp");
         exit(1);
@@ -245,8 +245,9 @@ static char *replaced(const char *text, const char *from, const char *to) {
         fprintf(stderr, "the test replaces '%s', which is not there\n", from);
         exit(1);
     }
-    char *s = malloc(strlen(text) + strlen(to) + 1);
-    sprintf(s, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    size_t cap = strlen(text) + strlen(to) + 1;
+    char *s = malloc(cap);
+    snprintf(s, cap, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
     return s;
 }
 
@@ -265,7 +266,7 @@ void maker_write(const struct maker *m) {
 
 void maker_write_shards(const struct maker *m, const char *from, const char *to) {
     size_t half = m->n / 2, cut = m->t[half].begin, cap = 64 + m->n * 160;
-    size_t at = (size_t)0;
+    size_t at = 0;
     char *a = maker_header(m, 0, half), *b = maker_header(m, half, m->n - half);
     char *index = malloc(cap);
     maker_write_config(m, NULL, NULL);

@@ -27,8 +27,9 @@ static void write_header(const struct maker *m, const char *h) {
 static char *edit(const struct maker *m, const char *from, const char *to) {
     char *h = maker_header(m, 0, m->n), *at = strstr(h, from);
     assert_non_null(at);
-    char *s = malloc(strlen(h) + strlen(to) + 1);
-    sprintf(s, "%.*s%s%s", (int)(at - h), h, to, at + strlen(from));
+    size_t cap = strlen(h) + strlen(to) + 1;
+    char *s = malloc(cap);
+    snprintf(s, cap, "%.*s%s%s", (int)(at - h), h, to, at + strlen(from));
     free(h);
     return s;
 }
@@ -185,6 +186,8 @@ static void indexes_must_agree_with_their_shards(void **state) {
     REFUSED(&m, index, "tensor norm.weights", "found in no shard");
     maker_write_shards(&m, "\"norm.weight\":\"a.safetensors\",", "");
     REFUSED(&m, "a.safetensors", "tensor norm.weight", index);
+    maker_write_shards(&m, "\"norm.weight\":\"a.", "\"norm.weight\":\"sub/a.");
+    REFUSED(&m, index, "tensor norm.weight", "a file in this folder");
     maker_write_shards(&m, "\"norm.weight\":\"a.", "\"norm.weight\":\"../a.");
     REFUSED(&m, index, "tensor norm.weight", "a file in this folder");
     maker_write_shards(&m, "\"norm.weight\":\"a.safetensors\"", "\"norm.weight\":3");

@@ -137,6 +137,11 @@ static void tensors_must_fit_the_configuration(void **state) {
     REFUSED(&m, "model.safetensors", "layers.1.attn.wkv.weight", "expected shape [512, 64]",
             "found [256, 128]");
     *t = keep;
+    t->shape[0] = 256; /* half the rows, and half the bytes */
+    t->end -= (t->end - t->begin) / 2;
+    maker_write(&m);
+    REFUSED(&m, "layers.1.attn.wkv.weight", "expected shape [512, 64]", "found [256, 64]");
+    *t = keep;
     t->dtype = "F8_E5M2";
     maker_write(&m);
     REFUSED(&m, "layers.1.attn.wkv.weight", "expected BF16, F32, F8_E4M3, I8 or U8",
