@@ -34,7 +34,7 @@ void sim_broken(struct sim *s, const char *fmt, ...) {
 }
 
 void sim_note(struct sim *s, const char *fmt, ...) {
-    char line[256];
+    char line[TD_TEXT_MAX + 128];
     va_list ap;
     va_start(ap, fmt);
     int n = vsnprintf(line, sizeof line, fmt, ap);
@@ -45,7 +45,7 @@ void sim_note(struct sim *s, const char *fmt, ...) {
     s->trace_len += (size_t)n;
 }
 
-void sim_print(const struct sim *s, const char *from, const char *to, const struct td_msg *m) {
+void sim_print(struct sim *s, const char *from, const char *to, const struct td_msg *m) {
     static const char *const names[] = {
         [TD_MSG_ADMIT] = "ADMIT",       [TD_MSG_ADMIT_REPLY] = "ADMIT_REPLY",
         [TD_MSG_KEEP] = "KEEP",         [TD_MSG_PREFILL] = "PREFILL",
@@ -56,19 +56,25 @@ void sim_print(const struct sim *s, const char *from, const char *to, const stru
         [TD_MSG_CREDIT] = "CREDIT",     [TD_MSG_MANIFEST] = "MANIFEST",
         [TD_MSG_VERDICT] = "VERDICT",   [TD_MSG_ABORT] = "ABORT",
     };
-    if (!s->o.trace || (size_t)m->type >= sizeof names / sizeof names[0] || names[m->type] == NULL)
-        return;
-    printf("%10.6f   %s -> %s %s", (double)s->now / 1e9, from, to, names[m->type]);
-    if (m->type < TD_MSG_PEER_HELLO) /* every control message here begins with its key */
-        printf(" %llx.%u", (unsigned long long)m->keep.key.request, m->keep.key.attempt);
-    if (m->type == TD_MSG_TOKENS) printf(" #%u", m->tokens.index);
+    if ((size_t)m->type >= sizeof names / sizeof names[0] || names[m->type] == NULL) return;
+    bool control = m->type < TD_MSG_PEER_HELLO;
+    if (!s->o.trace && !(s->o.record && control && m->type != TD_MSG_KEEP)) return;
+    char what[TD_TEXT_MAX + 64] = "";
+    size_t cap = sizeof what;
+    int n = 0;
+    if (control) /* every control message here begins with its key */
+        n = snprintf(what, cap, " %llx.%u", (unsigned long long)m->keep.key.request,
+                     m->keep.key.attempt);
+    if (m->type == TD_MSG_TOKENS) snprintf(what + n, cap - (size_t)n, " #%u", m->tokens.index);
     if (m->type == TD_MSG_FAILED)
-        printf(" %s: %s", td_status_name(m->failed.status), m->failed.text);
-    if (m->type == TD_MSG_ADMIT_REPLY) printf(" %s", td_status_name(m->admit_reply.status));
-    if (m->type == TD_MSG_SLAB) printf(" ticket %llu", (unsigned long long)m->slab.ticket);
+        snprintf(what + n, cap - (size_t)n, " %s", td_status_name(m->failed.status));
+    if (m->type == TD_MSG_ADMIT_REPLY)
+        snprintf(what + n, cap - (size_t)n, " %s", td_status_name(m->admit_reply.status));
+    if (m->type == TD_MSG_SLAB)
+        snprintf(what, cap, " ticket %llu", (unsigned long long)m->slab.ticket);
     if (m->type == TD_MSG_ABORT)
-        printf(" ticket %llu: %s", (unsigned long long)m->abort.ticket, m->abort.text);
-    printf("\n");
+        snprintf(what, cap, " ticket %llu: %s", (unsigned long long)m->abort.ticket, m->abort.text);
+    sim_note(s, "%s -> %s %s%s\n", from, to, names[m->type], what);
 }
 
 /* ---- time ---- */

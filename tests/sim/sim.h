@@ -49,7 +49,8 @@ struct sim_options {
     uint32_t pages, slots; /* of each worker */
     uint32_t reserve_new;  /* tokens; 0: enough */
     bool colocate_some;
-    bool trace; /* print every message */
+    bool trace;  /* print everything */
+    bool record; /* control messages into the trace, for scenarios */
 };
 
 /* ---- content ---- */
@@ -183,8 +184,8 @@ struct sim_event *sim_at(struct sim *s, uint64_t at, int worker,
                          void (*fn)(struct sim *, struct sim_event *));
 void sim_broken(struct sim *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void sim_note(struct sim *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* With --trace: one line per delivered message, printed only. */
-void sim_print(const struct sim *s, const char *from, const char *to, const struct td_msg *m);
+/* One line per delivered message. */
+void sim_print(struct sim *s, const char *from, const char *to, const struct td_msg *m);
 uint64_t sim_random(struct sim *s);
 uint64_t sim_below(struct sim *s, uint64_t n);
 bool sim_chance(struct sim *s, uint32_t per_mille);

@@ -1,0 +1,185 @@
+/* A few stories in full: what is said, in which order, when nothing goes wrong and when something
+ * does. Exact, because the simulator's time and chance are fixed by the seed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/sim.h"
+
+static struct sim world;
+
+static void begin(uint32_t prefills, uint32_t decodes) {
+    struct sim_options o;
+    sim_defaults(&o, 1);
+    o.prefills = prefills;
+    o.decodes = decodes;
+    o.record = true;
+    sim_init(&world, &o);
+    sim_run(&world, SIM_S); /* probes */
+    assert_true(td_fleet_ready(td_flow_fleet(world.flow)));
+    world.trace_len = 0;
+}
+
+static void submit(uint32_t n_prompt, uint32_t max_new) {
+    struct sim_client *c = &world.client[0];
+    c->s.n_prompt = n_prompt;
+    c->s.max_new = max_new;
+    c->s.sampling.seed = 3;
+    c->s.sampling.ignore_eos = true;
+    c->ids = malloc(n_prompt * sizeof *c->ids);
+    for (uint32_t k = 0; k < n_prompt; k++)
+        c->ids[k] = (int32_t)(2 + k % 900);
+    c->s.ids = c->ids;
+    sim_client_submit(&world, 0);
+}
+
+static struct sim_worker *worker(const char *name) {
+    for (uint32_t i = 0; i < world.n_workers; i++)
+        if (strcmp(world.worker[i].name, name) == 0) return &world.worker[i];
+    fail();
+    return NULL;
+}
+
+static void run_ms(uint64_t ms) {
+    sim_run(&world, world.now + ms * SIM_MS);
+    assert_string_equal(world.failure, "");
+}
+
+static bool said(const char *what) {
+    return world.trace_len > 0 && strstr(world.trace, what) != NULL;
+}
+
+/* Every worker holds nothing. */
+static void assert_baseline(void) {
+    struct td_flow_counts c;
+    td_flow_counts(world.flow, &c);
+    assert_int_equal(c.live + c.tombstones, 0);
+    for (uint32_t i = 0; i < world.n_workers; i++) {
+        struct td_msg_ledger l;
+        if (world.worker[i].role == TD_ROLE_PREFILL)
+            td_prefill_ledger(world.worker[i].p, &l);
+        else
+            td_decode_ledger(world.worker[i].d, &l);
+        assert_int_equal(l.pages_owned + l.slots_owned + l.send_busy + l.landing_quarantined, 0);
+    }
+}
+
+static void test_nothing_goes_wrong(void **state) {
+    (void)state;
+    begin(1, 1);
+    submit(700, 3);
+    run_ms(500);
+    assert_string_equal(world.trace, "router -> decode@0 ADMIT 1.1\n"
+                                     "decode@0 -> router ADMIT_REPLY 1.1 OK\n"
+                                     "router -> prefill@0 PREFILL 1.1\n"
+                                     "prefill@0 -> router TOKENS 1.1 #0\n"
+                                     "prefill@0 -> router RELEASED 1.1\n"
+                                     "decode@0 -> router TOKENS 1.1 #1\n"
+                                     "decode@0 -> router TOKENS 1.1 #2\n"
+                                     "decode@0 -> router FINISHED 1.1\n"
+                                     "request 1 ends with 3 tokens\n"
+                                     "decode@0 -> router RELEASED 1.1\n");
+    assert_baseline();
+    sim_finish(&world);
+}
+
+static void test_one_token_needs_no_decode(void **state) {
+    (void)state;
+    begin(1, 1);
+    submit(10, 1);
+    run_ms(500);
+    assert_string_equal(world.trace, "router -> decode@0 ADMIT 1.1\n"
+                                     "decode@0 -> router ADMIT_REPLY 1.1 OK\n"
+                                     "router -> prefill@0 PREFILL 1.1\n"
+                                     "prefill@0 -> router TOKENS 1.1 #0\n"
+                                     "prefill@0 -> router FINISHED 1.1\n"
+                                     "request 1 ends with 1 tokens\n"
+                                     "prefill@0 -> router RELEASED 1.1\n"
+                                     "router -> decode@0 CANCEL 1.1\n"
+                                     "decode@0 -> router RELEASED 1.1\n");
+    assert_baseline();
+    sim_finish(&world);
+}
+
+static void test_prefill_dies_before_the_first_token(void **state) {
+    (void)state;
+    begin(2, 1);
+    submit(2000, 5);
+    run_ms(10);
+    struct sim_worker *first = worker(said("prefill@0 PREFILL 1.1") ? "prefill@0" : "prefill@1");
+    const char *other = first == worker("prefill@0") ? "prefill@1" : "prefill@0";
+    assert_true(said("PREFILL 1.1"));
+    sim_worker_kill(&world, first);
+    run_ms(500);
+    char again[64];
+    snprintf(again, sizeof again, "router -> %s PREFILL 1.2\n", other);
+    assert_true(said("router -> decode@0 CANCEL 1.1\n"));
+    assert_true(said(again));
+    assert_true(said("request 1 ends with 5 tokens\n"));
+    assert_int_equal(world.client[0].times.attempts, 2);
+    sim_worker_start(&world, first);
+    run_ms(3000);
+    assert_baseline();
+    sim_finish(&world);
+}
+
+static void test_decode_dies_in_the_middle(void **state) {
+    (void)state;
+    begin(1, 2);
+    submit(600, 400);
+    run_ms(150);
+    assert_in_range(world.client[0].delivered, 2, 399);
+    sim_worker_kill(&world,
+                    worker(said("decode@0 -> router TOKENS 1.1") ? "decode@0" : "decode@1"));
+    run_ms(500);
+    assert_int_equal(world.client[0].state, SIM_FAILED); /* never a clean end */
+    assert_int_equal(world.client[0].status, TD_PEER_LOST);
+    sim_finish(&world);
+}
+
+static void test_client_leaves_during_prefill(void **state) {
+    (void)state;
+    begin(1, 1);
+    submit(3000, 5);
+    run_ms(20);
+    assert_true(said("router -> prefill@0 PREFILL 1.1\n"));
+    sim_client_cancel(&world, 0);
+    run_ms(50); /* one chunk of 512 tokens takes about 12 ms */
+    assert_true(said("prefill@0 -> router RELEASED 1.1\n"));
+    assert_true(said("decode@0 -> router RELEASED 1.1\n"));
+    assert_baseline();
+    sim_finish(&world);
+}
+
+static void test_frozen_prefill_and_its_landing_slabs(void **state) {
+    (void)state;
+    begin(1, 1);
+    struct td_msg_ledger l;
+    worker("prefill@0")->frozen_until = world.now + 2 * SIM_S;
+    run_ms(1000);
+    td_decode_ledger(worker("decode@0")->d, &l);
+    assert_int_equal(l.landing_quarantined, 3); /* it may still write */
+    assert_int_equal(l.landing_granted, 0);
+    run_ms(2000);
+    td_decode_ledger(worker("decode@0")->d, &l);
+    assert_int_equal(l.landing_quarantined, 0); /* it came back and said that it does not */
+    assert_int_equal(l.landing_granted, 3);
+    sim_finish(&world);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nothing_goes_wrong),
+        cmocka_unit_test(test_one_token_needs_no_decode),
+        cmocka_unit_test(test_prefill_dies_before_the_first_token),
+        cmocka_unit_test(test_decode_dies_in_the_middle),
+        cmocka_unit_test(test_client_leaves_during_prefill),
+        cmocka_unit_test(test_frozen_prefill_and_its_landing_slabs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
