@@ -72,24 +72,29 @@ void td_flow_give(struct td_flow *f, struct request *r) {
     td_list_push_back(&f->free, &r->link);
 }
 
+static struct clocked *clock_of(struct td_flow *f, enum state state) {
+    return state == QUEUED      ? &f->queued
+           : state == ADMITTING ? &f->admitting
+           : state == ADMITTED  ? &f->admitted
+                                : NULL;
+}
+
 void td_flow_to(struct td_flow *f, struct request *r, enum state state, uint64_t deadline_ns) {
+    struct clocked *from = clock_of(f, r->state), *to = clock_of(f, state);
     td_list_remove(&r->link);
+    if (from != NULL && td_list_empty(&from->head)) from->next_ns = UINT64_MAX;
     if (r->state == QUEUED) f->counts.queued--;
     r->state = state;
     r->deadline_ns = deadline_ns;
-    struct clocked *c = state == QUEUED      ? &f->queued
-                        : state == ADMITTING ? &f->admitting
-                        : state == ADMITTED  ? &f->admitted
-                                             : NULL;
-    if (c == NULL) return;
+    if (to == NULL) return;
     /* A request that had a pair before is older than all that wait. */
     if (state == QUEUED && r->attempt > 0)
-        td_list_push_front(&c->head, &r->link);
+        td_list_push_front(&to->head, &r->link);
     else
-        td_list_push_back(&c->head, &r->link);
+        td_list_push_back(&to->head, &r->link);
     if (state == QUEUED) {
         f->counts.queued++;
         f->pump_due = true;
     }
-    if (deadline_ns < c->next_ns) c->next_ns = deadline_ns;
+    if (deadline_ns < to->next_ns) to->next_ns = deadline_ns;
 }

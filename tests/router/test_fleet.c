@@ -1,0 +1,187 @@
+/* The fleet: who may join, which pair is chosen, how failures are remembered and forgotten. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "router/fleet.h"
+
+#define S 1000000000ull
+
+static struct td_fleet fleet;
+static char text[TD_TEXT_MAX];
+
+static void begin(void) {
+    const struct td_fleet_options o = {
+        .max_workers = 6, .model = "m", .cool_ns = S, .cool_max_ns = 4 * S};
+    td_fleet_init(&fleet, &o);
+}
+
+static struct td_msg_hello hello(enum td_role role, const char *name, uint64_t epoch) {
+    struct td_msg_hello h = {.version = TD_PROTO_VERSION,
+                             .role = role,
+                             .epoch = epoch,
+                             .fingerprint = 7,
+                             .numerics_id = 9,
+                             .model = "m",
+                             .numerics = "avx2",
+                             .max_context = 1000,
+                             .max_running = 4};
+    memcpy(h.name, name, strlen(name));
+    return h;
+}
+
+static uint64_t join(enum td_role role, const char *name, uint64_t epoch) {
+    struct td_msg_hello h = hello(role, name, epoch);
+    uint64_t replaced;
+    assert_int_equal(td_fleet_check(&fleet, &h, text), TD_OK);
+    td_fleet_join(&fleet, 0, &h, &replaced);
+    return replaced;
+}
+
+/* prefill 1, 2; decode 3, 4; all pairs proven */
+static void four(void) {
+    begin();
+    join(TD_ROLE_PREFILL, "p0", 1);
+    join(TD_ROLE_PREFILL, "p1", 2);
+    join(TD_ROLE_DECODE, "d0", 3);
+    join(TD_ROLE_DECODE, "d1", 4);
+    for (uint64_t p = 1; p <= 2; p++)
+        for (uint64_t d = 3; d <= 4; d++)
+            td_fleet_proven(&fleet, (struct td_pair){p, d});
+}
+
+static void assert_refused(struct td_msg_hello h, td_status status, const char *words) {
+    assert_int_equal(td_fleet_check(&fleet, &h, text), status);
+    assert_non_null(strstr(text, words));
+}
+
+static void test_hello(void **state) {
+    (void)state;
+    begin();
+    join(TD_ROLE_PREFILL, "p0", 1);
+    struct td_msg_hello h = hello(TD_ROLE_DECODE, "d0", 2);
+    h.version = 99;
+    assert_refused(h, TD_PROTOCOL, "version: expected 1, found 99");
+    h = hello(TD_ROLE_ROUTER, "d0", 2);
+    assert_refused(h, TD_PROTOCOL, "role");
+    h = hello(TD_ROLE_DECODE, "d0", 0);
+    assert_refused(h, TD_PROTOCOL, "epoch");
+    h = hello(TD_ROLE_DECODE, "d0", 1);
+    assert_refused(h, TD_BUSY, "still connected");
+    h = hello(TD_ROLE_DECODE, "d0", 2);
+    memcpy(h.model, "other", 6);
+    assert_refused(h, TD_MISMATCH, "expected m, found other");
+    h = hello(TD_ROLE_DECODE, "d0", 2);
+    h.fingerprint = 8;
+    assert_refused(h, TD_MISMATCH, "fingerprint");
+    h = hello(TD_ROLE_DECODE, "d0", 2);
+    h.numerics_id = 8;
+    memcpy(h.numerics, "sse", 4);
+    assert_refused(h, TD_MISMATCH, "expected 'avx2' as on p0, found 'sse'");
+    for (uint64_t e = 2; e <= 6; e++)
+        join(TD_ROLE_DECODE, (char[]){'d', (char)('0' + e), 0}, e);
+    assert_refused(hello(TD_ROLE_DECODE, "late", 7), TD_BUSY, "full with 6");
+}
+
+static void test_newer_process_replaces_older(void **state) {
+    (void)state;
+    four();
+    assert_int_equal(join(TD_ROLE_PREFILL, "p0", 11), 1);
+    assert_null(td_fleet_find(&fleet, 1));
+    assert_non_null(td_fleet_find(&fleet, 11));
+    struct td_pair pair;
+    uint64_t when;
+    /* The new process has proven nothing: only p1 is chosen, and a probe is due. */
+    td_fleet_began(&fleet, 2, 500);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_OK);
+    assert_int_equal(pair.prefill, 2);
+    assert_true(td_fleet_probe_due(&fleet, 0, &pair, &when));
+    assert_int_equal(pair.prefill, 11);
+}
+
+static void test_least_outstanding_tokens(void **state) {
+    (void)state;
+    four();
+    struct td_pair pair;
+    uint64_t when;
+    td_fleet_began(&fleet, 1, 100); /* one long prompt weighs more than ... */
+    td_fleet_began(&fleet, 2, 10);  /* ... three short ones */
+    td_fleet_began(&fleet, 2, 10);
+    td_fleet_began(&fleet, 2, 10);
+    td_fleet_began(&fleet, 3, 50);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_OK);
+    assert_int_equal(pair.prefill, 2);
+    assert_int_equal(pair.decode, 4);
+    td_fleet_did(&fleet, 1, 90);
+    td_fleet_ended(&fleet, 3, 50);
+    td_fleet_began(&fleet, 4, 1);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_OK);
+    assert_int_equal(pair.prefill, 1);
+    assert_int_equal(pair.decode, 3);
+}
+
+static void test_busy_draining_cooling(void **state) {
+    (void)state;
+    four();
+    struct td_pair pair;
+    uint64_t when;
+    td_fleet_busy(&fleet, 3, 5 * S);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_OK);
+    assert_int_equal(pair.decode, 4);
+    assert_true(td_fleet_drain(&fleet, "d1", true));
+    assert_false(td_fleet_drain(&fleet, "nobody", true));
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_BUSY);
+    assert_int_equal(when, 5 * S);
+    assert_int_equal(td_fleet_choose(&fleet, 5 * S, 10, false, &pair, &when), TD_OK);
+    td_fleet_roomy(&fleet, 3);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_OK);
+    /* Cooling doubles up to its bound, is forgotten after a success, and never lasts. */
+    for (int i = 0; i < 5; i++)
+        td_fleet_failed(&fleet, 3, 10 * S);
+    assert_int_equal(td_fleet_find(&fleet, 3)->cool_until_ns, 14 * S);
+    assert_int_equal(td_fleet_choose(&fleet, 13 * S, 10, false, &pair, &when), TD_BUSY);
+    assert_int_equal(td_fleet_choose(&fleet, 14 * S, 10, false, &pair, &when), TD_OK);
+    td_fleet_worked(&fleet, 3);
+    td_fleet_failed(&fleet, 3, 20 * S);
+    assert_int_equal(td_fleet_find(&fleet, 3)->cool_until_ns, 21 * S);
+}
+
+static void test_limits_and_readiness(void **state) {
+    (void)state;
+    begin();
+    struct td_pair pair;
+    uint64_t when;
+    assert_int_equal(td_fleet_limit(&fleet, false), 0);
+    join(TD_ROLE_DECODE, "d0", 3);
+    assert_int_equal(td_fleet_limit(&fleet, false), 0); /* any worker is not enough */
+    assert_false(td_fleet_ready(&fleet));
+    struct td_msg_hello h = hello(TD_ROLE_PREFILL, "p0", 1);
+    h.max_context = 600;
+    uint64_t replaced;
+    td_fleet_join(&fleet, 0, &h, &replaced);
+    assert_int_equal(td_fleet_limit(&fleet, false), 600); /* the smaller of both */
+    assert_int_equal(td_fleet_limit(&fleet, true), 1000);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_UNREACHABLE);
+    assert_true(td_fleet_probe_due(&fleet, 0, &pair, &when));
+    td_fleet_proven(&fleet, pair);
+    assert_true(td_fleet_ready(&fleet));
+    assert_false(td_fleet_probe_due(&fleet, 0, &pair, &when));
+    assert_int_equal(td_fleet_choose(&fleet, 0, 601, false, &pair, &when), TD_UNREACHABLE);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 601, true, &pair, &when), TD_OK);
+    assert_int_equal(pair.prefill, 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_hello),
+        cmocka_unit_test(test_newer_process_replaces_older),
+        cmocka_unit_test(test_least_outstanding_tokens),
+        cmocka_unit_test(test_busy_draining_cooling),
+        cmocka_unit_test(test_limits_and_readiness),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
