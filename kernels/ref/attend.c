@@ -1,8 +1,9 @@
 /* Sparse core: one softmax over window rows, compressed entries and the sink.
  *
- * One piece is one token with all its heads, which share every row. Rows are taken from their
+ * One piece is one token with all its heads, which share every row. Rows are decoded from their
  * stored form in blocks of 128 set members; the scores of the whole set are kept, so the maximum
- * is known before the first exponential and nothing is rescaled. */
+ * is known before the first exponential and nothing is rescaled. Neighbouring tokens share all
+ * but one row of a full window, which is block 0 then, so decoded window rows are kept. */
 #include "kernels/ref/op.h"
 #include "kernels/ref/product.h"
 #include "kernels/ref/scratch.h"
@@ -16,6 +17,9 @@ struct core {
     uint32_t pos, window, count; /* set members; the first `window` are window rows */
     const int32_t *selected;
     float *rows;   /* [TD_ATTEND_BLOCKS][TD_BLOCK][ROW] decoded */
+    float *kept;   /* [TD_ATTEND_SPAN][ROW] window rows of positions kept_from..kept_to-1 */
+    uint32_t kept_from, kept_to;
+    const struct td_op_run *kept_run; /* of this run; NULL: nothing is kept */
     float *q;      /* [D][lanes] */
     float *score;  /* [count][lanes] */
 };
@@ -44,12 +48,35 @@ static uint32_t block_rows(const struct core *c, uint32_t block) {
     return left < TD_BLOCK ? left : TD_BLOCK;
 }
 
-static float *decode_block(const struct core *c, uint32_t block) {
+static const float *decode_block(const struct core *c, uint32_t block) {
     float *rows = c->rows + (size_t)(block % TD_ATTEND_BLOCKS) * TD_BLOCK * ROW;
     for (uint32_t i = 0; i < block_rows(c, block); i++)
         row_decode(member(c, block * TD_BLOCK + i), c->a->batch->kv->row_dtype,
                    rows + (size_t)i * ROW);
     return rows;
+}
+
+/* The full window as block 0: usually only the newest row is not there yet. */
+static const float *kept_window(struct core *c) {
+    uint32_t first = c->pos + 1 - TD_WINDOW;
+    if (c->kept_run != c->run || first < c->kept_from || first > c->kept_to ||
+        c->pos >= c->kept_from + TD_ATTEND_SPAN) {
+        c->kept_run = c->run;
+        c->kept_from = c->kept_to = first;
+    }
+    for (; c->kept_to <= c->pos; c->kept_to++)
+        row_decode(member(c, c->kept_to - first), c->a->batch->kv->row_dtype,
+                   c->kept + (size_t)(c->kept_to - c->kept_from) * ROW);
+    return c->kept + (size_t)(first - c->kept_from) * ROW;
+}
+
+/* Decoded rows of a block; `again`: for the second pass over the set. */
+static const float *block_of(struct core *c, uint32_t block, uint32_t blocks, bool again) {
+    bool full = c->window == TD_WINDOW;
+    if (block == 0 && full) return kept_window(c);
+    if (again && blocks - full <= TD_ATTEND_BLOCKS)
+        return c->rows + (size_t)(block % TD_ATTEND_BLOCKS) * TD_BLOCK * ROW;
+    return decode_block(c, block);
 }
 
 static void set_of_row(struct core *c, uint32_t i) {
@@ -121,16 +148,12 @@ static void attend_row(struct core *c, uint32_t i) {
     struct product p = {.x_step = 1, .w = c->q, .w_step = lanes, .k = D, .y_step = lanes};
     for (uint32_t b = 0; b < blocks; b++) {
         p.y = c->score + (size_t)b * TD_BLOCK * lanes;
-        product_lanes(&p, decode_block(c, b), ROW, block_rows(c, b), lanes);
+        product_lanes(&p, block_of(c, b, blocks, false), ROW, block_rows(c, b), lanes);
     }
     float den[TD_MAX_HEADS], *o = a->o + (size_t)i * a->heads * D;
     softmax(c, lanes, den);
-    for (uint32_t b = 0; b < blocks; b++) {
-        const float *rows = blocks <= TD_ATTEND_BLOCKS
-                                ? c->rows + (size_t)b * TD_BLOCK * ROW
-                                : decode_block(c, b);
-        weigh_block(c, b, rows, lanes, o);
-    }
+    for (uint32_t b = 0; b < blocks; b++)
+        weigh_block(c, b, block_of(c, b, blocks, true), lanes, o);
     for (uint32_t h = 0; h < a->heads; h++)
         for (uint32_t k = 0; k < D; k++)
             o[(size_t)h * D + k] /= den[h];
@@ -145,7 +168,8 @@ static void attend_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t 
     const struct attend_job *job = arg;
     uint32_t lanes = td_lanes(job->a->heads);
     struct core c = {.a = job->a, .rows = op_scratch(job->d, thread)};
-    c.q = c.rows + (size_t)TD_ATTEND_BLOCKS * TD_BLOCK * ROW;
+    c.kept = c.rows + (size_t)TD_ATTEND_BLOCKS * TD_BLOCK * ROW;
+    c.q = c.kept + (size_t)TD_ATTEND_SPAN * ROW;
     c.score = c.q + (size_t)D * lanes;
     for (uint32_t i = begin; i < end; i++)
         attend_row(&c, i);

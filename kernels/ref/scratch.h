@@ -8,6 +8,7 @@ enum {
     TD_ATTEND_ROW = TD_HEAD_DIM + 16, /* floats between decoded rows: not a power of two, so that
                                          a column of a block spreads over the cache */
     TD_ATTEND_BLOCKS = 2,             /* decoded blocks kept for the second pass */
+    TD_ATTEND_SPAN = TD_WINDOW + 64,  /* decoded window rows kept for the next tokens */
     TD_INDEX_KEYS = 64,               /* keys decoded together */
 };
 
