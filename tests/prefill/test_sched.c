@@ -1,0 +1,106 @@
+/* Prefill scheduling: chunks, order, room, and the one way out. */
+#include "tests/prefill/harness.h"
+
+static void test_chunks_end_on_pages(void **state) {
+    (void)state;
+    assert_string_equal(prefill(1, 1300), "CONNECT\npeer HELLO\nSTEP 0+512\n");
+    assert_string_equal(computed(0), "STEP 512+512\n");
+    assert_string_equal(computed(0), "STEP 1024+276 sample\n");
+    assert_string_equal(computed(42), "TOKENS 1 #0\n");
+}
+
+static void test_short_prompt_is_one_chunk(void **state) {
+    (void)state;
+    assert_string_equal(prefill(1, 600), "CONNECT\npeer HELLO\nSTEP 0+600 sample\n");
+}
+
+static void test_next_one_computes_while_the_first_is_sent(void **state) {
+    (void)state;
+    prefill(1, 100);
+    assert_string_equal(prefill(2, 100), "");
+    assert_string_equal(computed(42), "TOKENS 1 #0\nSTEP 0+100 sample\n");
+}
+
+static void test_room_first_come_first_served(void **state) {
+    (void)state;
+    prefill(1, 9 * 256); /* of 16 pages */
+    assert_string_equal(prefill(2, 8 * 256), "");
+    assert_string_equal(prefill(3, 10), "");
+    for (int i = 0; i < 5; i++)
+        computed(42);
+    assert_string_equal(said, "TOKENS 1 #0\n"); /* 2 finds no room, 3 does not overtake it */
+    assert_int_equal(ledger().pages_owned, 9);
+    assert_string_equal(cancel(1), "RELEASED 1\nSTEP 0+512\n");
+    assert_int_equal(ids_back, 1);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    assert_string_equal(prefill(1, 4090), "FAILED 1 TOO_LONG\nRELEASED 1\n");
+    assert_string_equal(prefill(1, 0), "FAILED 1 INVALID\nRELEASED 1\n");
+    for (uint64_t r = 1; r <= 4; r++)
+        prefill(r, 10);
+    assert_string_equal(prefill(5, 10), "FAILED 5 BUSY\nRELEASED 5\n");
+    assert_int_equal(ids_back, 3);
+    assert_string_equal(prefill(4, 10), ""); /* a double gives its ids back */
+    assert_int_equal(ids_back, 4);
+}
+
+static void test_first_token_ends_it(void **state) {
+    (void)state;
+    prefill(1, 10);
+    assert_string_equal(computed(EOS), "TOKENS 1 #0\nFINISHED 1 1\nRELEASED 1\n");
+    prefill_max(2, 10, 1);
+    assert_string_equal(computed(42), "TOKENS 2 #0\nFINISHED 2 1\nRELEASED 2\n");
+    assert_int_equal(ledger().pages_owned + ledger().slots_owned, 0);
+}
+
+static void test_cancel_waits_for_the_step(void **state) {
+    (void)state;
+    prefill(1, 2000);
+    prefill(2, 10);
+    assert_string_equal(cancel(1), "");            /* the engine still writes its pages */
+    assert_string_equal(cancel(1), "");            /* twice is fine */
+    assert_int_equal(ledger().pages_owned, 8 + 1); /* 2 has its page already */
+    assert_int_equal(ids_back, 0);
+    assert_string_equal(computed(0), "RELEASED 1\nSTEP 0+10 sample\n"); /* one chunk, no more */
+    assert_int_equal(ids_back, 1);
+    assert_string_equal(cancel(1), "RELEASED 1\n"); /* nothing is held: so it is said again */
+}
+
+static void test_engine_failure(void **state) {
+    (void)state;
+    prefill(1, 10);
+    assert_string_equal(step((struct td_prefill_event){.kind = TD_PREFILL_STEP_DONE,
+                                                       .step = {.status = TD_INTERNAL}}),
+                        "FAILED 1 INTERNAL\nRELEASED 1\n");
+}
+
+static void test_router_down(void **state) {
+    (void)state;
+    prefill(1, 10);
+    prefill(2, 10);
+    assert_string_equal(step((struct td_prefill_event){.kind = TD_PREFILL_ROUTER_DOWN}), "");
+    /* A new router may use the same key while the old request still ends. */
+    assert_string_equal(prefill(1, 20), "");
+    assert_string_equal(computed(42), "STEP 0+20 sample\n");
+    assert_string_equal(computed(42), "TOKENS 1 #0\n");
+    assert_int_equal(ids_back, 2);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        T(test_chunks_end_on_pages),
+        T(test_short_prompt_is_one_chunk),
+        T(test_next_one_computes_while_the_first_is_sent),
+        T(test_room_first_come_first_served),
+        T(test_refusals),
+        T(test_first_token_ends_it),
+        T(test_cancel_waits_for_the_step),
+        T(test_engine_failure),
+        T(test_router_down),
+    };
+    (void)welcome, (void)packed, (void)put_done, (void)put_quiet, (void)credit, (void)verdict;
+    (void)peer, (void)after, (void)settle;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
