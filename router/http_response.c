@@ -72,11 +72,14 @@ void td_http_flush(struct td_http_conn *c) {
     c->write_deadline = uv_now(c->server->loop) + c->server->limits.write_ms;
 }
 
-static void enqueue(struct td_http_conn *c, const char *bytes, size_t n) {
+static void enqueue_within(struct td_http_conn *c, const char *bytes, size_t n, size_t limit) {
     if (c->state == TD_HTTP_CLOSING || c->state == TD_HTTP_LINGER) return;
-    size_t limit = c->server->limits.queue_bytes;
     size_t room = limit > c->flight.n ? limit - c->flight.n : 0;
     if (!td_http_bytes_add(&c->out, bytes, n, room)) td_http_conn_close(c);
+}
+
+static void enqueue(struct td_http_conn *c, const char *bytes, size_t n) {
+    enqueue_within(c, bytes, n, c->server->limits.queue_bytes);
 }
 
 void td_http_send(struct td_http_conn *c, const char *bytes, size_t n) {
@@ -125,7 +128,7 @@ void td_http_reply(struct td_http_conn *c, int status, const char *content_type,
     assert(!c->begun_answer && c->state == TD_HTTP_HANDLING);
     snprintf(framing, sizeof framing, "Content-Length: %zu\r\n", n);
     write_head(c, status, content_type, framing);
-    if (!c->head_only) enqueue(c, body, n);
+    if (!c->head_only) enqueue_within(c, body, n, SIZE_MAX); /* it is whole: nothing follows */
     td_http_flush(c);
     td_http_conn_next(c);
 }

@@ -10,7 +10,7 @@ void td_http_limits_defaults(struct td_http_limits *l) {
     *l = (struct td_http_limits){
         .head_bytes = 32 << 10,
         .body_bytes = 8 << 20,
-        .queue_bytes = 16 << 20,
+        .queue_bytes = 8 << 20,
         .connections = 1024,
         .idle_ms = 75000,
         .read_ms = 60000,
@@ -56,8 +56,16 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf) {
     *buf = uv_buf_init(c->server->read_buf, sizeof c->server->read_buf);
 }
 
+/* Reads go on, also behind a request being answered, since the end of the stream is how a client
+ * leaves; they stop while enough is waiting. */
 static void reads_on(struct td_http_conn *c) {
-    if (c->reading || c->state == TD_HTTP_CLOSING) return;
+    bool enough = c->state == TD_HTTP_HANDLING && c->pending.n >= TD_HTTP_READ_BYTES;
+    if (c->state == TD_HTTP_CLOSING || c->reading == !enough) return;
+    if (enough) {
+        uv_read_stop((uv_stream_t *)&c->tcp);
+        c->reading = false;
+        return;
+    }
     if (uv_read_start((uv_stream_t *)&c->tcp, on_alloc, on_read) == 0)
         c->reading = true;
     else
@@ -162,10 +170,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
             td_http_conn_close(c);
             return;
         }
-        if (c->pending.n >= TD_HTTP_READ_BYTES) {
-            uv_read_stop(stream);
-            c->reading = false;
-        }
+        reads_on(c);
         return;
     }
     if (c->state != TD_HTTP_READING) return;

@@ -24,7 +24,7 @@ struct td_http_conn;
 struct td_http_limits {
     size_t head_bytes;    /* request line and headers */
     size_t body_bytes;    /* request body, after removal of the chunked coding */
-    size_t queue_bytes;   /* response bytes waiting for the client; beyond: the client is cut off */
+    size_t queue_bytes;   /* of a stream, waiting for the client; beyond: the client is cut off */
     uint32_t connections; /* more are answered 503 and closed */
     uint32_t idle_ms;     /* between requests */
     uint32_t read_ms;     /* from a request's first byte to its last; beyond: 408 */

@@ -604,6 +604,13 @@ def own_stop_with_requests():
 def own_bad_start():
     s = Setup(workers=False, model__dir="/nonexistent")
     assert s.router.wait(20) == 1 and "/nonexistent" in (s.dir / "router.log").read_text()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        r = subprocess.run([ROUTER, "--set", f"model.dir={MODEL_DIR}", "--set", f"router.listen=127.0.0.1:{port}"],
+                           capture_output=True, text=True, timeout=20)
+        assert r.returncode == 1 and "already in use" in r.stderr, r.stderr
     r = subprocess.run([ROUTER, "--set", "nonsense=1"], capture_output=True, text=True)
     assert r.returncode == 2 and "nonsense" in r.stderr
     assert "router.listen" in subprocess.run([ROUTER, "--help"], capture_output=True, text=True).stdout

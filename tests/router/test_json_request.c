@@ -82,6 +82,7 @@ static void test_fields(void **state) {
     assert_int_equal(td_field_u64(&f, "none", 0, 5, &u), TD_OK);
     assert_int_equal(u, 77);
     WRONG(td_field_u64(&f, "i", 6, 9, &u), "i: expected an integer from 6 to 9, found 5");
+    WRONG(td_field_u64(&f, "i", 0, 4, &u), "i: expected an integer from 0 to 4, found 5");
     WRONG(td_field_u64(&f, "neg", 0, 9, &u), "neg: expected an integer from 0 to 9, found -1");
     WRONG(td_field_u64(&f, "f", 0, 9, &u), "f: expected an integer from 0 to 9, found 1.5");
     WRONG(td_field_u64(&f, "s", 0, 9, &u),
