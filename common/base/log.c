@@ -2,8 +2,8 @@
 #include "common/base/log.h"
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,10 +37,14 @@ void td_log(enum td_log_level level, const char *fmt, ...) {
 }
 
 void td_log_lines(enum td_log_level level, const char *prefix, const char *text) {
-    while (*text) {
-        int n = (int)strcspn(text, "\n");
-        td_log(level, "%s%.*s", prefix, n, text);
-        text += n;
-        if (*text) text++;
+    char line[1024];
+    for (size_t n = 0;; text++) {
+        bool end = *text == 0 || *text == '\n';
+        if (!end && n < sizeof line - 1) line[n++] = *text;
+        if (!end) continue;
+        line[n] = 0;
+        if (n > 0) td_log(level, "%s%s", prefix, line);
+        if (*text == 0) return;
+        n = 0;
     }
 }
