@@ -313,13 +313,15 @@ static void test_decode_dies(void **state) {
 
 static void test_router_dies(void **state) {
     (void)state;
-    struct request *r = cluster_begin(&cluster, ids, 2000, 400, &greedy, false, false);
+    struct request *r = cluster_begin(&cluster, ids, 1000, 3000, &greedy, false, false);
     assert_true(cluster_until(&cluster, has_first, r));
     cluster_unserve(&cluster);
     cluster_run_ms(&cluster, 100);
     cluster_serve(&cluster);
     assert_true(cluster_until(&cluster, cluster_linked, &cluster));
+    uint64_t steps = cluster.decode.beat.steps;
     settle(); /* nobody works for a router that is gone */
+    assert_true(cluster.decode.beat.steps < steps + 100);
     expect_same(run(400, 5, &greedy, false), run(400, 5, &greedy, true));
     settle();
 }
