@@ -3,9 +3,11 @@
 workers (tests/router/fake_worker) answer with the last user message.
 
 usage: test_router_openai.py ROUTER FAKE_WORKER MODEL_DIR [NAME...]     NAME: only these tests"""
+import collections
 import concurrent.futures
 import json
 import pathlib
+import random
 import re
 import socket
 import subprocess
@@ -468,6 +470,45 @@ def test_disconnect_early(s):
             c.sendall(raw_post(b"/v1/chat/completions", body))
     s.wait("nothing is left", lambda: in_flight(s) == [])
     assert chat(s, "still here").choices[0].message.content == "still here"
+
+
+def test_headers_at_once(s):
+    """A stream has its head and its first chunk before there is a token."""
+    with s.connect() as c:
+        c.sendall(raw_post(b"/v1/chat/completions", body_of("@hang on", stream=True)))
+        data = b""
+        while b'"role":"assistant"' not in data:
+            data += c.recv(65536)
+        assert data.startswith(b"HTTP/1.1 200 OK\r\n") and b"text/event-stream" in data
+    s.wait("nothing is left", lambda: in_flight(s) == [])
+
+
+def test_damaged_bodies(s):
+    """Bodies with random damage: always an answer with a sense, and the router lives on."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    r = random.Random(seed)
+    good = json.dumps({
+        "model": "needle", "temperature": 0.5, "stop": ["zz", "yy"], "max_tokens": 8, "seed": 5, "logprobs": True,
+        "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "wörld"}]}],
+        "chat_template_kwargs": {"thinking": False}, "stream": False}, ensure_ascii=False).encode()
+    values = ["null", "-1", "1e999", "99999999999999999999", "[]", "{}", '""', "true", '"\\u0000"', "[[[]]]"]
+    statuses = collections.Counter()
+    for i in range(600):
+        body = bytearray(good)
+        if i % 2:
+            for _ in range(r.randint(1, 4)):
+                body[r.randrange(len(body))] = r.randrange(256)
+        else:  # still JSON: another value behind a random colon
+            at = r.choice([m.end() for m in re.finditer(rb'": ?', good)])
+            end = min(x for x in (good.find(c, at) for c in (b",", b"}", b"]")) if x >= 0)
+            body[at:end] = r.choice(values).encode()
+        status, _, text = s.get("/v1/chat/completions", "POST", bytes(body))
+        statuses[status] += 1
+        assert status in (200, 400, 404), (status, bytes(body), text)
+        if status != 200:
+            assert json.loads(text)["error"]["message"], text
+    assert statuses[200] and statuses[400], statuses
 
 
 def test_failure_in_a_stream(s):
