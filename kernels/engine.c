@@ -21,12 +21,12 @@ struct td_engine {
     void *scratch;
     size_t scratch_bytes, index_bytes;
     struct td_forward f;
-    struct td_op_row *rows;   /* [max_tokens] */
-    struct td_op_run *runs;   /* [max_runs] */
-    int32_t *ids;             /* [max_tokens] */
-    uint32_t *want;           /* [max_runs] */
-    uint32_t *tap_pages;      /* [pages of a context] identity, for td_engine_layer */
-    uint8_t *slot_used;       /* [slots] of the step being checked */
+    struct td_op_row *rows; /* [max_tokens] */
+    struct td_op_run *runs; /* [max_runs] */
+    int32_t *ids;           /* [max_tokens] */
+    uint32_t *want;         /* [max_runs] */
+    uint32_t *tap_pages;    /* [pages of a context] identity, for td_engine_layer */
+    uint8_t *slot_used;     /* [slots] of the step being checked */
     char numerics[256];
     uint64_t numerics_id;
 };
@@ -67,9 +67,8 @@ static td_status check_options(const struct td_model_config *m, const struct td_
 
 static td_status init_layout(struct td_engine *e, struct td_error *err) {
     const struct td_model_config *m = &e->model->config;
-    static const uint8_t ratio_of[] = {[TD_LAYER_SWA] = 0,
-                                       [TD_LAYER_CSA] = TD_CSA_RATIO,
-                                       [TD_LAYER_HCA] = TD_HCA_RATIO};
+    static const uint8_t ratio_of[] = {
+        [TD_LAYER_SWA] = 0, [TD_LAYER_CSA] = TD_CSA_RATIO, [TD_LAYER_HCA] = TD_HCA_RATIO};
     uint8_t ratio[TD_MAX_LAYERS];
     for (uint32_t l = 0; l < m->layers; l++)
         ratio[l] = ratio_of[m->kind[l]];
@@ -225,8 +224,10 @@ static td_status check_run(struct td_engine *e, const struct td_run *r, uint32_t
                        i, e->o.slots, r->slot);
     e->slot_used[r->slot] = 1;
     if (r->n == 0 || r->n > e->o.max_context || r->pos > e->o.max_context - r->n)
-        return td_fail(err, TD_INVALID, "run %u: positions: expected 1 or more inside a context "
-                       "of %u, found %u from %u", i, e->o.max_context, r->n, r->pos);
+        return td_fail(err, TD_INVALID,
+                       "run %u: positions: expected 1 or more inside a context "
+                       "of %u, found %u from %u",
+                       i, e->o.max_context, r->n, r->pos);
     uint32_t pages = (r->pos + r->n + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
     for (uint32_t p = 0; p < pages; p++)
         if (r->pages[p] >= e->o.pages)
@@ -234,8 +235,10 @@ static td_status check_run(struct td_engine *e, const struct td_run *r, uint32_t
                            p, e->o.pages, r->pages[p]);
     for (uint32_t t = 0; t < r->n; t++)
         if (r->ids[t] < 0 || (uint32_t)r->ids[t] >= e->model->config.vocab)
-            return td_fail(err, TD_INVALID, "run %u: token at position %u: expected an id below "
-                           "%u, found %d", i, r->pos + t, e->model->config.vocab, r->ids[t]);
+            return td_fail(err, TD_INVALID,
+                           "run %u: token at position %u: expected an id below "
+                           "%u, found %d",
+                           i, r->pos + t, e->model->config.vocab, r->ids[t]);
     return TD_OK;
 }
 
@@ -257,9 +260,11 @@ static td_status check_step(struct td_engine *e, const struct td_run *runs, uint
                        e->o.max_tokens, (unsigned long long)total);
     if (capture && (capture->runs < wanted || capture->topk != e->o.index_topk ||
                     capture->csa_layers != e->layout.csa_layers))
-        return td_fail(err, TD_INVALID, "capture: expected room for %u runs, %u layers and top-k "
-                       "%u, found %u, %u and %u", wanted, e->layout.csa_layers, e->o.index_topk,
-                       capture->runs, capture->csa_layers, capture->topk);
+        return td_fail(err, TD_INVALID,
+                       "capture: expected room for %u runs, %u layers and top-k "
+                       "%u, found %u, %u and %u",
+                       wanted, e->layout.csa_layers, e->o.index_topk, capture->runs,
+                       capture->csa_layers, capture->topk);
     return TD_OK;
 }
 
@@ -270,7 +275,10 @@ static void fill_batch(struct td_engine *e, const struct td_run *runs, uint32_t 
     f->wanted = 0;
     for (uint32_t i = 0; i < n_runs; i++) {
         const struct td_run *r = &runs[i];
-        e->runs[i] = (struct td_op_run){.first = n, .n = r->n, .pos = r->pos, .pages = r->pages,
+        e->runs[i] = (struct td_op_run){.first = n,
+                                        .n = r->n,
+                                        .pos = r->pos,
+                                        .pages = r->pages,
                                         .slot = td_engine_slot(e, r->slot)};
         for (uint32_t t = 0; t < r->n; t++, n++) {
             e->rows[n] = (struct td_op_row){i, r->pos + t};
@@ -278,8 +286,8 @@ static void fill_batch(struct td_engine *e, const struct td_run *runs, uint32_t 
         }
         if (r->want_logits) e->want[f->wanted++] = n - 1;
     }
-    f->batch = (struct td_op_batch){.kv = &e->layout, .pool = e->pool, .row = e->rows,
-                                    .run = e->runs, .n = n, .runs = n_runs};
+    f->batch = (struct td_op_batch){
+        .kv = &e->layout, .pool = e->pool, .row = e->rows, .run = e->runs, .n = n, .runs = n_runs};
     f->ids = e->ids;
     f->want = e->want;
 }
@@ -301,8 +309,8 @@ static void tap_part(struct td_engine *e, const struct td_layer_tap *tap, uint32
                      uint32_t n) {
     const struct td_forward_buffers *s = &e->f.s;
     size_t hidden = e->model->config.hidden, streams = TD_HC_STREAMS * hidden;
-    struct td_run run = {.slot = 0, .pos = pos, .n = n, .ids = tap->ids + pos,
-                         .pages = e->tap_pages};
+    struct td_run run = {
+        .slot = 0, .pos = pos, .n = n, .ids = tap->ids + pos, .pages = e->tap_pages};
     fill_batch(e, &run, 1);
     e->f.capture = NULL;
     memcpy(s->x, tap->x_in + pos * streams, n * streams * sizeof *s->x);

@@ -20,16 +20,16 @@ struct td_engine;
 struct td_engine_options {
     enum td_kv_row_dtype row_dtype;
     enum td_kv_key_dtype key_dtype;
-    uint32_t index_topk;    /* 1..2048 */
-    uint32_t max_context;   /* tokens per sequence */
-    uint32_t pages, slots;  /* of the pool */
-    uint32_t max_tokens;    /* of one step, all runs together */
-    uint32_t max_runs;      /* of one step */
+    uint32_t index_topk;   /* 1..2048 */
+    uint32_t max_context;  /* tokens per sequence */
+    uint32_t pages, slots; /* of the pool */
+    uint32_t max_tokens;   /* of one step, all runs together */
+    uint32_t max_runs;     /* of one step */
     uint32_t threads;
-    bool base_ops;          /* the portable build of the ops even where a faster one runs; the
-                               same bits, for comparison */
-    void *pool_memory;      /* layout.pool_bytes, 64-aligned, e.g. registered for transfers; */
-    void *slot_memory;      /* slots * layout.slot_bytes; NULL: the engine takes its own */
+    bool base_ops;     /* the portable build of the ops even where a faster one runs; the
+                          same bits, for comparison */
+    void *pool_memory; /* layout.pool_bytes, 64-aligned, e.g. registered for transfers; */
+    void *slot_memory; /* slots * layout.slot_bytes; NULL: the engine takes its own */
 };
 
 /* Options from the configuration and the checkpoint: resolves every "auto", refuses what does not
@@ -54,9 +54,9 @@ void *td_engine_slot(struct td_engine *e, uint32_t slot);
 struct td_run {
     uint32_t slot;
     uint32_t pos, n;
-    const int32_t *ids;      /* [n] */
-    const uint32_t *pages;   /* [ceil((pos + n) / 256)] page ids, by absolute index */
-    bool want_logits;        /* of the run's last token */
+    const int32_t *ids;    /* [n] */
+    const uint32_t *pages; /* [ceil((pos + n) / 256)] page ids, by absolute index */
+    bool want_logits;      /* of the run's last token */
 };
 
 /* Optional record of what the indexer chose, for the last token of each run with want_logits. */
@@ -77,12 +77,12 @@ TD_MUST_USE td_status td_engine_step(struct td_engine *e, const struct td_run *r
  * max_tokens (the engine cuts it) but not max_context nor the pool. All arrays are caller-owned. */
 struct td_layer_tap {
     uint32_t layer, n;
-    const int32_t *ids;  /* [n], for layers that choose experts by token id */
-    const float *x_in;   /* [n, 4, hidden] */
-    float *attn_out;     /* [n, hidden], before it is mixed into the streams; or NULL */
-    float *ffn_out;      /* [n, hidden]; or NULL */
-    float *x_out;        /* [n, 4, hidden]; or NULL */
-    int32_t *selected;   /* [n, index_topk] ascending, -1 = none; CSA layers; or NULL */
+    const int32_t *ids; /* [n], for layers that choose experts by token id */
+    const float *x_in;  /* [n, 4, hidden] */
+    float *attn_out;    /* [n, hidden], before it is mixed into the streams; or NULL */
+    float *ffn_out;     /* [n, hidden]; or NULL */
+    float *x_out;       /* [n, 4, hidden]; or NULL */
+    int32_t *selected;  /* [n, index_topk] ascending, -1 = none; CSA layers; or NULL */
 };
 TD_MUST_USE td_status td_engine_layer(struct td_engine *e, const struct td_layer_tap *tap,
                                       struct td_error *err);

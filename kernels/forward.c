@@ -13,8 +13,8 @@ static const struct td_model_config *config(const struct td_forward *f) {
 
 static void norm(const struct td_forward *f, float *x, const float *w, uint32_t rows,
                  uint32_t dim) {
-    OP(f, rms_norm, .x = x, .x_stride = dim, .y = x, .y_stride = dim, .w = w, .n = rows,
-       .dim = dim, .eps = config(f)->rms_eps);
+    OP(f, rms_norm, .x = x, .x_stride = dim, .y = x, .y_stride = dim, .w = w, .n = rows, .dim = dim,
+       .eps = config(f)->rms_eps);
 }
 
 static struct td_linear_part part(const struct td_matrix *w, float *y) {
@@ -83,9 +83,8 @@ static void compress(const struct td_forward *f, uint32_t layer, enum td_kv_fami
 static void index_select(const struct td_forward *f, uint32_t layer) {
     uint32_t heads = config(f)->index_heads;
     float scale = (float)(1.0 / (sqrt((double)TD_INDEX_DIM) * sqrt((double)heads)));
-    OP(f, index, .batch = &f->batch, .layer = layer, .q = f->s.iq, .wt = f->s.iw,
-       .wt_scale = scale, .heads = heads, .topk = f->topk, .selected = f->s.selected,
-       .workspace = f->s.index);
+    OP(f, index, .batch = &f->batch, .layer = layer, .q = f->s.iq, .wt = f->s.iw, .wt_scale = scale,
+       .heads = heads, .topk = f->topk, .selected = f->s.selected, .workspace = f->s.index);
 }
 
 /* o -> attn_out through the output groups, one partial product per group, summed ascending. */
@@ -108,8 +107,8 @@ static void route(const struct td_forward *f, const struct td_packed_layer *l) {
     const struct td_forward_buffers *s = &f->s;
     linear(f, s->h, &l->gate, s->gate);
     OP(f, route, .logits = s->gate, .bias = l->gate_bias, .tid2eid = l->tid2eid, .ids = f->ids,
-       .n = f->batch.n, .experts = c->experts, .k = c->experts_per_token,
-       .scale = c->routed_scale, .expert = s->expert, .weight = s->weight);
+       .n = f->batch.n, .experts = c->experts, .k = c->experts_per_token, .scale = c->routed_scale,
+       .expert = s->expert, .weight = s->weight);
     OP(f, group, .expert = s->expert, .weight = s->weight, .n = f->batch.n,
        .k = c->experts_per_token, .experts = c->experts, .offset = s->offset, .token = s->token,
        .row_weight = s->row_weight, .place = s->place);
@@ -121,8 +120,7 @@ static void routed_experts(const struct td_forward *f, const struct td_packed_la
     OP(f, expert_linear, .x = s->h, .x_stride = c->hidden, .x_row = s->token, .offset = s->offset,
        .experts = c->experts, .parts = 2, .w = {l->w1, l->w3}, .y = {s->a, s->b});
     OP(f, swiglu, .a = s->a, .b = s->b, .weight = s->row_weight, .t = s->a,
-       .n = f->batch.n * c->experts_per_token, .inner = c->expert_inner,
-       .limit = c->swiglu_limit);
+       .n = f->batch.n * c->experts_per_token, .inner = c->expert_inner, .limit = c->swiglu_limit);
     OP(f, expert_linear, .x = s->a, .x_stride = c->expert_inner, .offset = s->offset,
        .experts = c->experts, .parts = 1, .w = {l->w2}, .y = {s->expert_out});
 }
@@ -172,6 +170,8 @@ void td_forward_angles(struct td_forward *f) {
            .n = f->batch.n);
 }
 
+/* The page, with what each call reads and writes beside it. */
+/* clang-format off */
 static void attention(const struct td_forward *f, uint32_t i, const struct td_packed_layer *l) {
     const struct td_model_config *c = config(f);
     const struct td_forward_buffers *s = &f->s;
@@ -228,6 +228,8 @@ void td_forward_step(struct td_forward *f) {
     if (f->wanted) logits(f);
 }
 
+/* clang-format on */
+
 void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
                      uint32_t max_wanted, uint32_t row_bytes) {
     const struct td_model_config *c = config(f);
@@ -235,7 +237,7 @@ void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
     size_t n = max_rows, k = c->experts_per_token, top = max_wanted;
     size_t shared_inner = f->model->layer[0].shared.w1.rows, inner = k * c->expert_inner;
     inner = shared_inner > inner ? shared_inner : inner;
-#define FLOATS(count) td_bump_take(b, (size_t)(count) * 4)
+#define FLOATS(count) td_bump_take(b, (size_t)(count)*4)
     s->x = FLOATS(n * TD_HC_STREAMS * c->hidden);
     s->mix = FLOATS(n * 24);
     s->post = FLOATS(n * 4);

@@ -52,10 +52,10 @@ struct td_forward {
     struct td_forward_buffers s;
     /* The step, set before each pass. */
     struct td_op_batch batch;
-    const int32_t *ids;    /* [n] */
-    const uint32_t *want;  /* [wanted] rows whose logits are wanted */
+    const int32_t *ids;   /* [n] */
+    const uint32_t *want; /* [wanted] rows whose logits are wanted */
     uint32_t wanted;
-    int32_t *capture;      /* [wanted, csa_layers, topk] or NULL */
+    int32_t *capture; /* [wanted, csa_layers, topk] or NULL */
 };
 
 /* Counts (base NULL) or hands out the buffers for up to max_rows rows and max_wanted logit rows. */

@@ -27,7 +27,7 @@ size_t td_op_scratch(uint32_t heads, uint32_t index_heads, uint32_t max_entries)
     size_t lanes = td_lanes(heads), set = TD_WINDOW + (size_t)max_entries;
     size_t rows = (size_t)TD_ATTEND_BLOCKS * TD_BLOCK + TD_ATTEND_SPAN;
     size_t attend = rows * TD_ATTEND_ROW + (TD_HEAD_DIM + set) * lanes;
-    size_t index = (size_t)TD_INDEX_KEYS * TD_INDEX_DIM +
-                   8 * (size_t)TD_INDEX_ROWS * td_lanes(index_heads);
+    size_t index =
+        (size_t)TD_INDEX_KEYS * TD_INDEX_DIM + 8 * (size_t)TD_INDEX_ROWS * td_lanes(index_heads);
     return round64((attend > index ? attend : index) * sizeof(float));
 }

@@ -114,9 +114,9 @@ struct td_rms_norm_args {
 
 /* Parameters of one hyper-connection (s.5). */
 struct td_hc {
-    struct td_matrix fn;   /* [24 or 4, 4 * hidden] */
-    const float *base;     /* [24 or 4] */
-    const float *scale;    /* [3 or 1] */
+    struct td_matrix fn; /* [24 or 4, 4 * hidden] */
+    const float *base;   /* [24 or 4] */
+    const float *scale;  /* [3 or 1] */
 };
 /* pre, post and comb from the 24 raw products m (before r; r is the lane-sum norm factor over all
  * 4 * hidden values), Sinkhorn included; y = sum over streams i ascending of pre[i] * x[i], an
@@ -245,10 +245,10 @@ struct td_add_shards_args {
  * expert), or tid2eid[id]; listed by ascending expert. weight = score / (sum of chosen scores,
  * ascending expert) * scale. */
 struct td_route_args {
-    const float *logits; /* [n, experts] */
-    const float *bias;   /* [experts]; NULL in hash layers */
+    const float *logits;    /* [n, experts] */
+    const float *bias;      /* [experts]; NULL in hash layers */
     const int64_t *tid2eid; /* [vocab, k]; hash layers only */
-    const int32_t *ids;  /* [n] */
+    const int32_t *ids;     /* [n] */
     uint32_t n, experts, k;
     float scale;
     uint32_t *expert; /* [n, k] */
@@ -260,10 +260,10 @@ struct td_group_args {
     const uint32_t *expert; /* [n, k] */
     const float *weight;    /* [n, k] */
     uint32_t n, k, experts;
-    uint32_t *offset;   /* [experts + 1] */
-    uint32_t *token;    /* [n * k] */
-    float *row_weight;  /* [n * k] */
-    uint32_t *place;    /* [n, k] */
+    uint32_t *offset;  /* [experts + 1] */
+    uint32_t *token;   /* [n * k] */
+    float *row_weight; /* [n * k] */
+    uint32_t *place;   /* [n, k] */
 };
 /* t = silu(min(a, limit)) * clamp(b, -limit, limit) * weight (s.9.2); weight NULL: not applied.
  * t may be a. */
@@ -288,7 +288,7 @@ struct td_combine_args {
 
 /* y[i] = x[index[i]]. */
 struct td_gather_args {
-    const float *x; /* [.., dim] */
+    const float *x;        /* [.., dim] */
     const uint32_t *index; /* [n] */
     float *y;              /* [n, dim] */
     uint32_t n, dim;

@@ -8,17 +8,21 @@
 static td_status refuse_numerics(const struct td_config *c, const struct td_model_config *m,
                                  struct td_error *err) {
     if (c->numerics == TD_NUMERICS_REF)
-        return td_fail(err, TD_UNSUPPORTED, "numerics=ref (quantised activations) does not exist "
+        return td_fail(err, TD_UNSUPPORTED,
+                       "numerics=ref (quantised activations) does not exist "
                        "in this build; set numerics=plain");
     if (c->numerics == TD_NUMERICS_AUTO && m->quantised)
-        return td_fail(err, TD_UNSUPPORTED, "numerics=auto means ref for a checkpoint with "
+        return td_fail(err, TD_UNSUPPORTED,
+                       "numerics=auto means ref for a checkpoint with "
                        "quantization_config, and ref does not exist in this build; set "
                        "numerics=plain");
     if (c->index_sim4)
-        return td_fail(err, TD_UNSUPPORTED, "index_sim4=on belongs to numerics=ref, which does "
+        return td_fail(err, TD_UNSUPPORTED,
+                       "index_sim4=on belongs to numerics=ref, which does "
                        "not exist in this build; set index_sim4=off");
     if (c->score_dtype != TD_SCORE_FP32)
-        return td_fail(err, TD_UNSUPPORTED, "score_dtype=bf16 does not exist in this build; set "
+        return td_fail(err, TD_UNSUPPORTED,
+                       "score_dtype=bf16 does not exist in this build; set "
                        "score_dtype=fp32");
     return TD_OK;
 }
@@ -26,19 +30,31 @@ static td_status refuse_numerics(const struct td_config *c, const struct td_mode
 static td_status storage_types(const struct td_config *c, struct td_engine_options *o,
                                struct td_error *err) {
     switch (c->index_key_dtype) {
-    case TD_KEY_BF16: o->key_dtype = TD_KV_KEY_BF16; break;
-    case TD_KEY_FP32: o->key_dtype = TD_KV_KEY_FP32; break;
-    case TD_KEY_FP8: o->key_dtype = TD_KV_KEY_FP8; break;
+    case TD_KEY_BF16:
+        o->key_dtype = TD_KV_KEY_BF16;
+        break;
+    case TD_KEY_FP32:
+        o->key_dtype = TD_KV_KEY_FP32;
+        break;
+    case TD_KEY_FP8:
+        o->key_dtype = TD_KV_KEY_FP8;
+        break;
     default:
-        return td_fail(err, TD_UNSUPPORTED, "index_key_dtype=fp4 does not exist in this build; "
+        return td_fail(err, TD_UNSUPPORTED,
+                       "index_key_dtype=fp4 does not exist in this build; "
                        "expected bf16, fp32 or fp8");
     }
     switch (c->kv_dtype) {
     case TD_ROW_AUTO:
-    case TD_ROW_BF16: o->row_dtype = TD_KV_ROW_BF16; break;
-    case TD_ROW_FP32: o->row_dtype = TD_KV_ROW_FP32; break;
+    case TD_ROW_BF16:
+        o->row_dtype = TD_KV_ROW_BF16;
+        break;
+    case TD_ROW_FP32:
+        o->row_dtype = TD_KV_ROW_FP32;
+        break;
     default:
-        return td_fail(err, TD_UNSUPPORTED, "kv_dtype=fp8 does not exist in this build; expected "
+        return td_fail(err, TD_UNSUPPORTED,
+                       "kv_dtype=fp8 does not exist in this build; expected "
                        "auto, bf16 or fp32");
     }
     return TD_OK;
@@ -59,7 +75,8 @@ td_status td_engine_options_from(const struct td_config *c, const struct td_mode
     o.index_topk = c->index_topk ? (uint32_t)c->index_topk : m->index_topk;
     o.max_context = c->max_context ? (uint32_t)c->max_context : m->max_positions;
     if (o.max_context > m->max_positions)
-        return td_fail(err, TD_CONFIG, "max_context: expected at most the checkpoint's %u, found %u",
+        return td_fail(err, TD_CONFIG,
+                       "max_context: expected at most the checkpoint's %u, found %u",
                        m->max_positions, o.max_context);
     uint64_t context_pages = ((uint64_t)o.max_context + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
     o.pages = (uint32_t)(c->pool_pages ? c->pool_pages : 2 * context_pages);

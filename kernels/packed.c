@@ -103,8 +103,8 @@ static void pack_layer(struct packer *p, const struct td_model_config *c, uint32
     to->gate = pack(p, &w->gate);
     to->gate_bias = pack_plain(p, &w->gate_bias);
     to->tid2eid = w->tid2eid;
-    to->shared =
-        (struct td_packed_ffn){pack(p, &w->shared.w1), pack(p, &w->shared.w3), pack(p, &w->shared.w2)};
+    to->shared = (struct td_packed_ffn){pack(p, &w->shared.w1), pack(p, &w->shared.w3),
+                                        pack(p, &w->shared.w2)};
     pack_experts(p, w, c->experts, to);
 }
 
@@ -147,8 +147,10 @@ td_status td_packed_create(const struct td_model *model, struct td_packed_model 
     m->bytes = p.bump.used;
     m->memory = aligned_alloc(64, m->bytes);
     if (!m->memory) {
-        st = td_fail(err, TD_NO_MEMORY, "weights: expected %zu bytes of memory for fp32 panels, "
-                     "the system gave none", m->bytes);
+        st = td_fail(err, TD_NO_MEMORY,
+                     "weights: expected %zu bytes of memory for fp32 panels, "
+                     "the system gave none",
+                     m->bytes);
         goto free_row;
     }
     p.bump = (struct td_bump){m->memory, 0};

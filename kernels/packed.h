@@ -23,14 +23,14 @@ struct td_packed_layer {
     enum td_layer_kind kind;
     const float *attn_norm, *ffn_norm; /* [hidden] */
     struct td_hc hc_attn, hc_ffn;
-    struct td_matrix wq_a;      /* [q_lora, hidden] */
-    const float *q_norm;        /* [q_lora] */
-    struct td_matrix wq_b;      /* [heads * 512, q_lora] */
-    struct td_matrix wkv;       /* [512, hidden] */
-    const float *kv_norm;       /* [512] */
-    const float *sink;          /* [heads] */
-    struct td_matrix *wo_a;     /* [o_groups] of [o_lora, heads / o_groups * 512] */
-    struct td_matrix *wo_b;     /* [o_groups] of [hidden, o_lora] */
+    struct td_matrix wq_a;  /* [q_lora, hidden] */
+    const float *q_norm;    /* [q_lora] */
+    struct td_matrix wq_b;  /* [heads * 512, q_lora] */
+    struct td_matrix wkv;   /* [512, hidden] */
+    const float *kv_norm;   /* [512] */
+    const float *sink;      /* [heads] */
+    struct td_matrix *wo_a; /* [o_groups] of [o_lora, heads / o_groups * 512] */
+    struct td_matrix *wo_b; /* [o_groups] of [hidden, o_lora] */
     struct td_packed_compressor comp, index_comp;
     struct td_matrix index_wq_b;    /* [index_heads * 128, q_lora] */
     struct td_matrix index_weights; /* [index_heads, hidden] */
@@ -45,8 +45,8 @@ struct td_packed_model {
     const struct td_model *model;
     struct td_packed_layer *layer; /* [layers] */
     struct td_hc hc_head;
-    const float *norm;      /* [hidden] */
-    struct td_matrix head;  /* [vocab, hidden] */
+    const float *norm;              /* [hidden] */
+    struct td_matrix head;          /* [vocab, hidden] */
     float freq[2][TD_ROPE_DIM / 2]; /* SWA layers, compressing layers */
     void *memory;
     size_t bytes;

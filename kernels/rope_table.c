@@ -10,8 +10,7 @@ static double correction(const struct td_model_config *c, double turns) {
            (2.0 * log((double)c->compress_rope_theta));
 }
 
-void td_rope_table(const struct td_model_config *c, bool compressing,
-                   float ret[TD_ROPE_DIM / 2]) {
+void td_rope_table(const struct td_model_config *c, bool compressing, float ret[TD_ROPE_DIM / 2]) {
     double theta = compressing ? c->compress_rope_theta : c->rope_theta;
     for (uint32_t i = 0; i < TD_ROPE_DIM / 2; i++)
         ret[i] = 1.0f / (float)pow(theta, 2.0 * i / TD_ROPE_DIM);

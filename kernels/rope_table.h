@@ -5,7 +5,6 @@
 #include "kernels/model/config.h"
 
 /* SWA layers: theta alone. Compressing layers: their theta and YaRN. */
-void td_rope_table(const struct td_model_config *c, bool compressing,
-                   float ret[TD_ROPE_DIM / 2]);
+void td_rope_table(const struct td_model_config *c, bool compressing, float ret[TD_ROPE_DIM / 2]);
 
 #endif

@@ -32,13 +32,13 @@ struct td_threads {
     _Atomic(td_loop_fn *) fn;
     _Atomic(const void *) arg;
     _Atomic uint32_t items, grain;
-    _Atomic uint32_t done;    /* pieces finished of this loop */
-    _Atomic uint32_t epoch;   /* futex word workers sleep on; bumped per loop */
+    _Atomic uint32_t done;  /* pieces finished of this loop */
+    _Atomic uint32_t epoch; /* futex word workers sleep on; bumped per loop */
     _Atomic uint32_t asleep;
     _Atomic bool stop;
-    uint32_t loops;           /* the caller's own count, high half of the next ticket */
+    uint32_t loops; /* the caller's own count, high half of the next ticket */
     uint32_t count, started;
-    struct worker worker[];   /* [count - 1] */
+    struct worker worker[]; /* [count - 1] */
 };
 
 static inline void relax(void) {
@@ -154,7 +154,9 @@ void td_threads_run(struct td_threads *t, td_loop_fn *fn, const void *arg, uint3
     /* What is left are pieces others have claimed; they are short, but their owner may have lost
      * its core to another process. */
     for (uint32_t spins = 0; atomic_load_explicit(&t->done, memory_order_acquire) != items;) {
-        if (++spins < SPIN) relax();
-        else (void)syscall(SYS_sched_yield);
+        if (++spins < SPIN)
+            relax();
+        else
+            (void)syscall(SYS_sched_yield);
     }
 }

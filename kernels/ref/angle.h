@@ -20,20 +20,42 @@ static inline void cos_sin(float angle, float *ret_cos, float *ret_sin) {
     r = fma(n, -0x1.1a62633145c07p-54, r);
     double q = r * r;
     double s = -1.0 / 1307674368000.0, c = -1.0 / 87178291200.0; /* 1/15!, 1/14! */
-    static const double odd[] = {1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0,
-                                 -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0, 1.0};
-    static const double even[] = {1.0 / 479001600.0, -1.0 / 3628800.0, 1.0 / 40320.0,
-                                  -1.0 / 720.0, 1.0 / 24.0, -1.0 / 2.0, 1.0};
+    static const double odd[] = {1.0 / 6227020800.0,
+                                 -1.0 / 39916800.0,
+                                 1.0 / 362880.0,
+                                 -1.0 / 5040.0,
+                                 1.0 / 120.0,
+                                 -1.0 / 6.0,
+                                 1.0};
+    static const double even[] = {1.0 / 479001600.0,
+                                  -1.0 / 3628800.0,
+                                  1.0 / 40320.0,
+                                  -1.0 / 720.0,
+                                  1.0 / 24.0,
+                                  -1.0 / 2.0,
+                                  1.0};
     for (int i = 0; i < 7; i++) {
         s = fma(s, q, odd[i]);
         c = fma(c, q, even[i]);
     }
     s *= r;
     switch ((int64_t)n & 3) {
-    case 0: *ret_cos = (float)c; *ret_sin = (float)s; break;
-    case 1: *ret_cos = (float)-s; *ret_sin = (float)c; break;
-    case 2: *ret_cos = (float)-c; *ret_sin = (float)-s; break;
-    default: *ret_cos = (float)s; *ret_sin = (float)-c; break;
+    case 0:
+        *ret_cos = (float)c;
+        *ret_sin = (float)s;
+        break;
+    case 1:
+        *ret_cos = (float)-s;
+        *ret_sin = (float)c;
+        break;
+    case 2:
+        *ret_cos = (float)-c;
+        *ret_sin = (float)-s;
+        break;
+    default:
+        *ret_cos = (float)s;
+        *ret_sin = (float)-c;
+        break;
     }
 }
 

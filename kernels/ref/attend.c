@@ -16,12 +16,12 @@ struct core {
     const struct td_op_run *run;
     uint32_t pos, window, count; /* set members; the first `window` are window rows */
     const int32_t *selected;
-    float *rows;   /* [TD_ATTEND_BLOCKS][TD_BLOCK][ROW] decoded */
-    float *kept;   /* [TD_ATTEND_SPAN][ROW] window rows of positions kept_from..kept_to-1 */
+    float *rows; /* [TD_ATTEND_BLOCKS][TD_BLOCK][ROW] decoded */
+    float *kept; /* [TD_ATTEND_SPAN][ROW] window rows of positions kept_from..kept_to-1 */
     uint32_t kept_from, kept_to;
     const struct td_op_run *kept_run; /* of this run; NULL: nothing is kept */
-    float *q;      /* [D][lanes] */
-    float *score;  /* [count][lanes] */
+    float *q;                         /* [D][lanes] */
+    float *score;                     /* [count][lanes] */
 };
 
 /* Where member s of the set is stored. */
@@ -121,8 +121,8 @@ static void softmax(const struct core *c, uint32_t lanes, float *den) {
 
 static void weigh_block(const struct core *c, uint32_t block, const float *rows, uint32_t lanes,
                         float *o) {
-    struct product p = {.x_step = lanes, .w_step = ROW, .k = block_rows(c, block), .y_step = D,
-                        .add = block > 0};
+    struct product p = {
+        .x_step = lanes, .w_step = ROW, .k = block_rows(c, block), .y_step = D, .add = block > 0};
     for (uint32_t h = 0; h < c->a->heads; h += PRODUCT_ROWS) {
         uint32_t m = c->a->heads - h < PRODUCT_ROWS ? c->a->heads - h : PRODUCT_ROWS;
         for (uint32_t i = 0; i < m; i++)

@@ -57,15 +57,18 @@ static float *state_row(const struct td_compress_args *a, const struct td_op_run
                         uint32_t pos) {
     const struct td_kv_layout *kv = a->batch->kv;
     switch (a->family) {
-    case TD_KV_CSA: return td_kv_csa_state(kv, run->slot, a->layer, pos);
-    case TD_KV_INDEX: return td_kv_index_state(kv, run->slot, a->layer, pos);
-    default: return td_kv_hca_state(kv, run->slot, a->layer, pos);
+    case TD_KV_CSA:
+        return td_kv_csa_state(kv, run->slot, a->layer, pos);
+    case TD_KV_INDEX:
+        return td_kv_index_state(kv, run->slot, a->layer, pos);
+    default:
+        return td_kv_hca_state(kv, run->slot, a->layer, pos);
     }
 }
 
 /* u and g (ape added) of position pos: from this step or from the ring. */
-static void token_row(const struct td_compress_args *a, const struct td_op_run *run,
-                      uint32_t width, uint32_t pos, const float **ret_u, const float **ret_g) {
+static void token_row(const struct td_compress_args *a, const struct td_op_run *run, uint32_t width,
+                      uint32_t pos, const float **ret_u, const float **ret_g) {
     if (pos >= run->pos) {
         size_t row = run->first + (pos - run->pos);
         *ret_u = a->u + row * width;
@@ -104,7 +107,8 @@ static void store_entry(const struct td_compress_args *a, const struct td_op_run
     uint32_t page = run->pages[w / TD_KV_CSA_PER_PAGE], i = w % TD_KV_CSA_PER_PAGE;
     if (a->family == TD_KV_CSA)
         row_encode(v, b->kv->row_dtype, td_kv_csa_row(b->kv, b->pool, a->layer, page, i));
-    else key_encode(v, b->kv->key_dtype, td_kv_index_key(b->kv, b->pool, a->layer, page, i));
+    else
+        key_encode(v, b->kv->key_dtype, td_kv_index_key(b->kv, b->pool, a->layer, page, i));
 }
 
 static void add_ape(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {

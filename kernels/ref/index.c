@@ -21,14 +21,14 @@ struct block {
     const struct td_device *d;
     const struct td_index_args *a;
     const struct td_op_run *run;
-    uint32_t row, rows;   /* step rows row..row+rows-1 */
-    uint32_t width;       /* query columns: 1, 8 or 16; columns beyond `rows` are zero */
-    uint32_t lanes;       /* width * heads rounded up to 8; lane h * width + r */
-    uint32_t tile, keys;  /* first key and number of keys of the current tile */
-    float *q;             /* [D][lanes] */
-    float *wt;            /* [heads][width], scaled */
-    float *score;         /* [TD_INDEX_TILE][width] */
-    struct best *best;    /* [TD_INDEX_ROWS] */
+    uint32_t row, rows;    /* step rows row..row+rows-1 */
+    uint32_t width;        /* query columns: 1, 8 or 16; columns beyond `rows` are zero */
+    uint32_t lanes;        /* width * heads rounded up to 8; lane h * width + r */
+    uint32_t tile, keys;   /* first key and number of keys of the current tile */
+    float *q;              /* [D][lanes] */
+    float *wt;             /* [heads][width], scaled */
+    float *score;          /* [TD_INDEX_TILE][width] */
+    struct best *best;     /* [TD_INDEX_ROWS] */
     uint64_t *list, *sort; /* [TD_INDEX_ROWS][topk + TD_INDEX_TILE] */
 };
 
@@ -65,8 +65,8 @@ static void add_heads(const struct block *b, const float *dot, float *score) {
 static void score_groups(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {
     const struct block *b = arg;
     const struct td_op_batch *batch = b->a->batch;
-    float *key = op_scratch(b->d, thread);              /* [TD_INDEX_KEYS][D] */
-    float *dot = key + (size_t)TD_INDEX_KEYS * D;           /* [PRODUCT_ROWS_NARROW][lanes] */
+    float *key = op_scratch(b->d, thread);        /* [TD_INDEX_KEYS][D] */
+    float *dot = key + (size_t)TD_INDEX_KEYS * D; /* [PRODUCT_ROWS_NARROW][lanes] */
     for (uint32_t group = begin; group < end; group++) {
         uint32_t first = group * TD_INDEX_KEYS;
         uint32_t n = b->keys - first < TD_INDEX_KEYS ? b->keys - first : TD_INDEX_KEYS;
@@ -77,8 +77,8 @@ static void score_groups(const void *arg, uint32_t begin, uint32_t end, uint32_t
                                        w % TD_KV_CSA_PER_PAGE),
                        batch->kv->key_dtype, key + (size_t)i * D);
         }
-        struct product p = {.x_step = 1, .w = b->q, .w_step = b->lanes, .k = D, .y = dot,
-                            .y_step = b->lanes};
+        struct product p = {
+            .x_step = 1, .w = b->q, .w_step = b->lanes, .k = D, .y = dot, .y_step = b->lanes};
         uint32_t step = b->lanes >= 16 ? PRODUCT_ROWS : PRODUCT_ROWS_NARROW;
         for (uint32_t i = 0; i < n; i += step) {
             uint32_t m = n - i < step ? n - i : step;
@@ -107,8 +107,10 @@ static uint64_t kth_greatest(uint64_t *v, uint32_t n, uint32_t k) {
             v[j--] = t;
         }
         /* v[lo..j] >= pivot >= v[j + 1..hi] */
-        if (want <= j) hi = j;
-        else lo = j + 1;
+        if (want <= j)
+            hi = j;
+        else
+            lo = j + 1;
     }
     return v[want];
 }
@@ -181,7 +183,8 @@ static void index_block(struct block *b) {
     memset(b->best, 0, TD_INDEX_ROWS * sizeof *b->best);
     for (b->tile = 0; b->tile < last; b->tile += TD_INDEX_TILE) {
         b->keys = last - b->tile < TD_INDEX_TILE ? last - b->tile : TD_INDEX_TILE;
-        td_threads_run(b->d->threads, score_groups, b, (b->keys + TD_INDEX_KEYS - 1) / TD_INDEX_KEYS);
+        td_threads_run(b->d->threads, score_groups, b,
+                       (b->keys + TD_INDEX_KEYS - 1) / TD_INDEX_KEYS);
         td_threads_run(b->d->threads, update_rows, b, b->rows);
     }
 }

@@ -34,8 +34,10 @@ static void route_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t t
         float *weight = a->weight + (size_t)i * a->k, score[TD_MAX_EXPERTS], sum = 0.0f;
         for (uint32_t e = 0; e < a->experts; e++)
             score[e] = sqrtf(softplus1(a->logits[(size_t)i * a->experts + e]));
-        if (a->tid2eid) look_up(a->tid2eid + (size_t)a->ids[i] * a->k, a->k, expert);
-        else choose(score, a->bias, a->experts, a->k, expert);
+        if (a->tid2eid)
+            look_up(a->tid2eid + (size_t)a->ids[i] * a->k, a->k, expert);
+        else
+            choose(score, a->bias, a->experts, a->k, expert);
         for (uint32_t j = 0; j < a->k; j++)
             sum += score[expert[j]];
         for (uint32_t j = 0; j < a->k; j++)

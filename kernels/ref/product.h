@@ -62,26 +62,54 @@ TD_INLINE void product_fixed(const struct product *p, int rows, int nv) {
 /* 16 outputs; rows 1..PRODUCT_ROWS. */
 static inline void product16(const struct product *p, uint32_t rows) {
     switch (rows) {
-    case 1: product_fixed(p, 1, 2); break;
-    case 2: product_fixed(p, 2, 2); break;
-    case 3: product_fixed(p, 3, 2); break;
-    case 4: product_fixed(p, 4, 2); break;
-    case 5: product_fixed(p, 5, 2); break;
-    default: product_fixed(p, 6, 2); break;
+    case 1:
+        product_fixed(p, 1, 2);
+        break;
+    case 2:
+        product_fixed(p, 2, 2);
+        break;
+    case 3:
+        product_fixed(p, 3, 2);
+        break;
+    case 4:
+        product_fixed(p, 4, 2);
+        break;
+    case 5:
+        product_fixed(p, 5, 2);
+        break;
+    default:
+        product_fixed(p, 6, 2);
+        break;
     }
 }
 
 /* 8 outputs; rows 1..PRODUCT_ROWS_NARROW. */
 static inline void product8(const struct product *p, uint32_t rows) {
     switch (rows) {
-    case 1: product_fixed(p, 1, 1); break;
-    case 2: product_fixed(p, 2, 1); break;
-    case 3: product_fixed(p, 3, 1); break;
-    case 4: product_fixed(p, 4, 1); break;
-    case 5: product_fixed(p, 5, 1); break;
-    case 6: product_fixed(p, 6, 1); break;
-    case 7: product_fixed(p, 7, 1); break;
-    default: product_fixed(p, 8, 1); break;
+    case 1:
+        product_fixed(p, 1, 1);
+        break;
+    case 2:
+        product_fixed(p, 2, 1);
+        break;
+    case 3:
+        product_fixed(p, 3, 1);
+        break;
+    case 4:
+        product_fixed(p, 4, 1);
+        break;
+    case 5:
+        product_fixed(p, 5, 1);
+        break;
+    case 6:
+        product_fixed(p, 6, 1);
+        break;
+    case 7:
+        product_fixed(p, 7, 1);
+        break;
+    default:
+        product_fixed(p, 8, 1);
+        break;
     }
 }
 
@@ -99,8 +127,10 @@ static inline void product_lanes(struct product *p, const float *x, size_t x_row
         for (uint32_t l = 0; l < lanes; l += 16) {
             p->w = w + l;
             p->y = y + r * p->y_step + l;
-            if (lanes - l >= 16) product16(p, m);
-            else product8(p, m);
+            if (lanes - l >= 16)
+                product16(p, m);
+            else
+                product8(p, m);
         }
     }
     p->w = w;

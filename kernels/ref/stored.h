@@ -20,13 +20,17 @@ static inline void widen(const uint16_t *from, uint32_t n, float *v) {
 }
 
 static inline void row_encode(const float *v, enum td_kv_row_dtype type, void *to) {
-    if (type == TD_KV_ROW_FP32) memcpy(to, v, TD_KV_ROW_DIM * sizeof *v);
-    else narrow(v, TD_KV_ROW_DIM, to);
+    if (type == TD_KV_ROW_FP32)
+        memcpy(to, v, TD_KV_ROW_DIM * sizeof *v);
+    else
+        narrow(v, TD_KV_ROW_DIM, to);
 }
 
 static inline void row_decode(const void *from, enum td_kv_row_dtype type, float *v) {
-    if (type == TD_KV_ROW_FP32) memcpy(v, from, TD_KV_ROW_DIM * sizeof *v);
-    else widen(from, TD_KV_ROW_DIM, v);
+    if (type == TD_KV_ROW_FP32)
+        memcpy(v, from, TD_KV_ROW_DIM * sizeof *v);
+    else
+        widen(from, TD_KV_ROW_DIM, v);
 }
 
 static inline void key_encode_fp8(const float *v, uint8_t *to) {
@@ -49,17 +53,29 @@ static inline void key_decode_fp8(const uint8_t *from, float *v) {
 
 static inline void key_encode(const float *v, enum td_kv_key_dtype type, void *to) {
     switch (type) {
-    case TD_KV_KEY_FP32: memcpy(to, v, TD_KV_KEY_DIM * sizeof *v); break;
-    case TD_KV_KEY_FP8: key_encode_fp8(v, to); break;
-    default: narrow(v, TD_KV_KEY_DIM, to); break;
+    case TD_KV_KEY_FP32:
+        memcpy(to, v, TD_KV_KEY_DIM * sizeof *v);
+        break;
+    case TD_KV_KEY_FP8:
+        key_encode_fp8(v, to);
+        break;
+    default:
+        narrow(v, TD_KV_KEY_DIM, to);
+        break;
     }
 }
 
 static inline void key_decode(const void *from, enum td_kv_key_dtype type, float *v) {
     switch (type) {
-    case TD_KV_KEY_FP32: memcpy(v, from, TD_KV_KEY_DIM * sizeof *v); break;
-    case TD_KV_KEY_FP8: key_decode_fp8(from, v); break;
-    default: widen(from, TD_KV_KEY_DIM, v); break;
+    case TD_KV_KEY_FP32:
+        memcpy(v, from, TD_KV_KEY_DIM * sizeof *v);
+        break;
+    case TD_KV_KEY_FP8:
+        key_decode_fp8(from, v);
+        break;
+    default:
+        widen(from, TD_KV_KEY_DIM, v);
+        break;
     }
 }
 

@@ -7,9 +7,8 @@
 #define TD_STRING(s) TD_STRING2(s)
 
 extern const struct td_ops TD_TABLE_PASTE(TD_ISA);
-const struct td_ops TD_TABLE_PASTE(TD_ISA) = {
-    .name = TD_STRING(TD_ISA),
+const struct td_ops TD_TABLE_PASTE(TD_ISA) = {.name = TD_STRING(TD_ISA),
 #define X(op) .op = TD_OP(op),
-    TD_OPS_MAP(X)
+                                              TD_OPS_MAP(X)
 #undef X
 };

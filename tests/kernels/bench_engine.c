@@ -24,8 +24,8 @@ static double cpu_s(void) {
 
 static int step(uint32_t pos, uint32_t n, bool logits) {
     struct td_error err;
-    struct td_run run = {.pos = pos, .n = n, .ids = ids + pos, .pages = pages,
-                         .want_logits = logits};
+    struct td_run run = {
+        .pos = pos, .n = n, .ids = ids + pos, .pages = pages, .want_logits = logits};
     const float *out;
     if (td_engine_step(engine, &run, 1, &out, NULL, &err) == TD_OK) return 0;
     fprintf(stderr, "bench_engine: %s\n", err.text);
@@ -45,7 +45,8 @@ static int measure(uint32_t prompt) {
         if (step(prompt + i, 1, true)) return 1;
     double s2 = (double)(td_now_ns() - t0) * 1e-9, cpu2 = cpu_s();
     printf("%6u tokens: prefill %7.0f tok/s (cpu %6.0f us/tok), decode %6.0f tok/s (cpu %6.0f "
-           "us/tok)\n", prompt, prompt / s1, (cpu1 - cpu0) * 1e6 / prompt, DECODE / s2,
+           "us/tok)\n",
+           prompt, prompt / s1, (cpu1 - cpu0) * 1e6 / prompt, DECODE / s2,
            (cpu2 - cpu1) * 1e6 / DECODE);
     return 0;
 }

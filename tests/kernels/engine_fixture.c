@@ -46,8 +46,8 @@ const float *td_test_feed(struct td_engine *e, const int32_t *ids, uint32_t pos,
         pages[i] = i;
     for (uint32_t end = pos + n; pos < end;) {
         uint32_t m = end - pos < chunk ? end - pos : chunk;
-        struct td_run run = {.pos = pos, .n = m, .ids = ids + pos, .pages = pages,
-                             .want_logits = pos + m == end};
+        struct td_run run = {
+            .pos = pos, .n = m, .ids = ids + pos, .pages = pages, .want_logits = pos + m == end};
         struct td_error err = {0};
         if (td_engine_step(e, &run, 1, &logits, NULL, &err) != TD_OK) fail_msg("%s", err.text);
         pos += m;

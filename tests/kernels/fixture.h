@@ -17,7 +17,7 @@
 /* Seeds the generator from TANDEM_TEST_SEED or the clock and prints it; a cmocka group setup. */
 int td_test_seed(void **state);
 uint64_t td_test_next(void);
-uint32_t td_test_below(uint32_t n);     /* 0..n-1 */
+uint32_t td_test_below(uint32_t n); /* 0..n-1 */
 float td_test_uniform(float lo, float hi);
 
 /* Fresh arrays; freed by the caller. `td_test_poison` fills with a NaN pattern, so that an output

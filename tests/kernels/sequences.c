@@ -35,15 +35,17 @@ void td_sequences_step(struct td_sequences *s, const uint32_t *n) {
     for (uint32_t i = 0; i < s->count; i++) {
         if (n[i] == 0) continue;
         assert_true(s->pos[i] + n[i] <= TD_SEQ_PAGES * TD_KV_PAGE_TOKENS);
-        s->run[runs] = (struct td_op_run){
-            .first = rows, .n = n[i], .pos = s->pos[i], .pages = s->pages[i],
-            .slot = (uint8_t *)s->slots + s->kv.slot_bytes * i};
+        s->run[runs] = (struct td_op_run){.first = rows,
+                                          .n = n[i],
+                                          .pos = s->pos[i],
+                                          .pages = s->pages[i],
+                                          .slot = (uint8_t *)s->slots + s->kv.slot_bytes * i};
         for (uint32_t t = 0; t < n[i]; t++)
             s->row[rows++] = (struct td_op_row){runs, s->pos[i] + t};
         runs++;
     }
-    s->batch = (struct td_op_batch){.kv = &s->kv, .pool = s->pool, .row = s->row, .run = s->run,
-                                    .n = rows, .runs = runs};
+    s->batch = (struct td_op_batch){
+        .kv = &s->kv, .pool = s->pool, .row = s->row, .run = s->run, .n = rows, .runs = runs};
 }
 
 void td_sequences_advance(struct td_sequences *s, const uint32_t *n) {

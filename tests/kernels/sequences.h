@@ -11,7 +11,7 @@ struct td_sequences {
     struct td_kv_layout kv;
     void *pool, *slots;
     uint32_t count;
-    uint32_t pos[TD_SEQ_MAX];                  /* tokens so far */
+    uint32_t pos[TD_SEQ_MAX]; /* tokens so far */
     uint32_t pages[TD_SEQ_MAX][TD_SEQ_PAGES];
     struct td_op_run run[TD_SEQ_MAX];
     struct td_op_row *row;

@@ -26,8 +26,8 @@ static void chunks_case(enum td_kv_row_dtype row, enum td_kv_key_dtype key, uint
         want[i + 1] = td_test_keep(td_test_feed(whole, ids, n + i, 1, 1));
     for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++) {
         struct td_engine *e = td_test_engine(&o);
-        td_test_same("logits of a prompt in chunks", want[0],
-                     td_test_feed(e, ids, 0, n, chunks[c]), td_test_logit_bytes());
+        td_test_same("logits of a prompt in chunks", want[0], td_test_feed(e, ids, 0, n, chunks[c]),
+                     td_test_logit_bytes());
         for (uint32_t i = 0; i < MORE; i++)
             td_test_same("logits of decode after chunks", want[i + 1],
                          td_test_feed(e, ids, n + i, 1, 1), td_test_logit_bytes());
@@ -77,8 +77,8 @@ static void threads_and_instruction_sets_change_nothing(void **state) {
         o.threads = threads;
         o.base_ops = threads == 1;
         struct td_engine *e = td_test_engine(&o);
-        td_test_same(o.base_ops ? "baseline ops" : "threads", want,
-                     td_test_feed(e, ids, 0, N, 200), td_test_logit_bytes());
+        td_test_same(o.base_ops ? "baseline ops" : "threads", want, td_test_feed(e, ids, 0, N, 200),
+                     td_test_logit_bytes());
         same_state(one, e);
         uint64_t a, b;
         assert_string_equal(td_engine_numerics(one, &a), td_engine_numerics(e, &b));
@@ -241,8 +241,14 @@ static void layers_alone(void **state) {
     }
     for (uint32_t l = 0; l < c->layers; l++) {
         for (int i = 0; i < 2; i++) {
-            struct td_layer_tap tap = {.layer = l, .n = N, .ids = ids, .x_in = x, .x_out = y[i],
-                                       .attn_out = a[i], .ffn_out = f[i], .selected = sel[i]};
+            struct td_layer_tap tap = {.layer = l,
+                                       .n = N,
+                                       .ids = ids,
+                                       .x_in = x,
+                                       .x_out = y[i],
+                                       .attn_out = a[i],
+                                       .ffn_out = f[i],
+                                       .selected = sel[i]};
             struct td_error err;
             assert_int_equal(td_engine_layer(i ? cut : whole, &tap, &err), TD_OK);
         }

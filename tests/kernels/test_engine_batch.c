@@ -2,14 +2,21 @@
  * is bit-equal to the sequence running alone. */
 #include "tests/kernels/engine_fixture.h"
 
-enum { SEQS = 64, SLOTS = 20, MAX_PROMPT = 420, DECODE = 6, MAX_STEP = 256, PAGES = 64,
-       SEQ_PAGES = 2 };
+enum {
+    SEQS = 64,
+    SLOTS = 20,
+    MAX_PROMPT = 420,
+    DECODE = 6,
+    MAX_STEP = 256,
+    PAGES = 64,
+    SEQ_PAGES = 2
+};
 
 struct seq {
     uint32_t prompt, total, pos;
-    int32_t *ids;                /* [total] */
+    int32_t *ids; /* [total] */
     uint32_t slot, pages[SEQ_PAGES];
-    uint64_t want[DECODE + 1];   /* hash of the logits after the prompt and each further token */
+    uint64_t want[DECODE + 1]; /* hash of the logits after the prompt and each further token */
     bool active;
 };
 
@@ -26,7 +33,7 @@ static uint64_t hash_logits(const float *logits) {
 static void run_alone(struct td_engine *e, struct seq *s) {
     for (uint32_t i = 0; s->prompt + i <= s->total; i++)
         s->want[i] = hash_logits(i ? td_test_feed(e, s->ids, s->prompt + i - 1, 1, 1)
-                                 : td_test_feed(e, s->ids, 0, s->prompt, MAX_STEP));
+                                   : td_test_feed(e, s->ids, 0, s->prompt, MAX_STEP));
 }
 
 /* Free slots and pages, handed out and taken back in random order. */
@@ -70,8 +77,12 @@ static uint32_t step(struct td_engine *e) {
         struct seq *s = &seqs[(i * 29 + 7) % SEQS];
         if (!s->active || rows == MAX_STEP || td_test_below(4) == 0) continue;
         uint32_t m = piece(s, MAX_STEP - rows);
-        run[n] = (struct td_run){.slot = s->slot, .pos = s->pos, .n = m, .ids = s->ids + s->pos,
-                                 .pages = s->pages, .want_logits = s->pos + m >= s->prompt};
+        run[n] = (struct td_run){.slot = s->slot,
+                                 .pos = s->pos,
+                                 .n = m,
+                                 .ids = s->ids + s->pos,
+                                 .pages = s->pages,
+                                 .want_logits = s->pos + m >= s->prompt};
         who[n++] = s;
         rows += m;
     }

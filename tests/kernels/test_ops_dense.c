@@ -14,8 +14,10 @@ static uint32_t tables;
         for (uint32_t t_ = 0; t_ < tables; t_++) {                                                 \
             memset(out, 0xff, bytes);                                                              \
             table[t_]->op(&dev, args);                                                             \
-            if (t_ == 0) memcpy(first_, out, bytes);                                               \
-            else td_test_same(what ": the two instruction sets", first_, out, bytes);                 \
+            if (t_ == 0)                                                                           \
+                memcpy(first_, out, bytes);                                                        \
+            else                                                                                   \
+                td_test_same(what ": the two instruction sets", first_, out, bytes);               \
         }                                                                                          \
         free(first_);                                                                              \
     } while (0)
@@ -28,11 +30,15 @@ static void linear(void **state) {
         uint32_t n = ns[td_test_below(7)], o1 = outs[td_test_below(6)], o2 = outs[td_test_below(6)];
         uint32_t k = ins[td_test_below(6)], stride = k + td_test_below(3);
         float *x = td_test_floats((size_t)n * stride, -1, 1);
-        float *w[2] = {td_test_floats((size_t)o1 * k, -1, 1), td_test_floats((size_t)o2 * k, -1, 1)};
+        float *w[2] = {td_test_floats((size_t)o1 * k, -1, 1),
+                       td_test_floats((size_t)o2 * k, -1, 1)};
         struct td_matrix m[2] = {td_test_pack(w[0], o1, k), td_test_pack(w[1], o2, k)};
         size_t total = (size_t)n * (o1 + o2);
         float *y = td_test_poison(total);
-        struct td_linear_args a = {.x = x, .x_stride = stride, .n = n, .parts = 2,
+        struct td_linear_args a = {.x = x,
+                                   .x_stride = stride,
+                                   .n = n,
+                                   .parts = 2,
                                    .part = {{&m[0], y, o1}, {&m[1], y + (size_t)n * o1, o2}}};
         ALL_TABLES("linear", linear, &a, y, total * sizeof *y);
         double *want = malloc(total * sizeof *want), *at = want;
@@ -90,15 +96,24 @@ static void expert_linear(void **state) {
     }
     for (uint32_t r = 0; r < R; r++)
         x_row[r] = td_test_below(X);
-    struct td_expert_linear_args a = {.x = x, .x_stride = K, .x_row = x_row, .offset = offset,
-                                      .experts = E, .parts = 1, .w = {m}, .y = {y}};
+    struct td_expert_linear_args a = {.x = x,
+                                      .x_stride = K,
+                                      .x_row = x_row,
+                                      .offset = offset,
+                                      .experts = E,
+                                      .parts = 1,
+                                      .w = {m},
+                                      .y = {y}};
     ALL_TABLES("expert_linear", expert_linear, &a, y, R * O * sizeof *y);
     /* The same bits as the plain product of that row and matrix. */
     for (uint32_t e = 0; e < E; e++)
         for (uint32_t r = offset[e]; r < offset[e + 1]; r++) {
             float one[O];
-            struct td_linear_args l = {.x = x + (size_t)x_row[r] * K, .x_stride = K, .n = 1,
-                                       .parts = 1, .part = {{&m[e], one, O}}};
+            struct td_linear_args l = {.x = x + (size_t)x_row[r] * K,
+                                       .x_stride = K,
+                                       .n = 1,
+                                       .parts = 1,
+                                       .part = {{&m[e], one, O}}};
             table[tables - 1]->linear(&dev, &l);
             td_test_same("expert_linear against linear", one, y + (size_t)r * O, sizeof one);
         }
@@ -118,8 +133,13 @@ static void rms_norm(void **state) {
         float *y = td_test_poison((size_t)N * dim);
         double *want = malloc((size_t)N * dim * sizeof *want);
         for (int weighted = 0; weighted < 2; weighted++) {
-            struct td_rms_norm_args a = {.x = x, .x_stride = dim, .y = y, .y_stride = dim,
-                                         .w = weighted ? w : NULL, .n = N, .dim = dim,
+            struct td_rms_norm_args a = {.x = x,
+                                         .x_stride = dim,
+                                         .y = y,
+                                         .y_stride = dim,
+                                         .w = weighted ? w : NULL,
+                                         .n = N,
+                                         .dim = dim,
                                          .eps = 1e-6f};
             ALL_TABLES("rms_norm", rms_norm, &a, y, (size_t)N * dim * sizeof *y);
             for (uint32_t i = 0; i < N; i++) {
@@ -187,15 +207,24 @@ static void hyper_connections(void **state) {
     float *y = out, *post = out + N * H, *comb = post + N * 4;
     for (int i = 0; i < 24; i++)
         base[i] = td_test_uniform(-1, 1);
-    struct td_hc_pre_args a = {.x = x, .m = m, .base = base, .scale = scale, .y = y, .post = post,
-                               .comb = comb, .n = N, .hidden = H, .iters = 20, .eps = 1e-6f,
+    struct td_hc_pre_args a = {.x = x,
+                               .m = m,
+                               .base = base,
+                               .scale = scale,
+                               .y = y,
+                               .post = post,
+                               .comb = comb,
+                               .n = N,
+                               .hidden = H,
+                               .iters = 20,
+                               .eps = 1e-6f,
                                .hc_eps = 1e-6f};
     ALL_TABLES("hc_pre", hc_pre, &a, out, N * (H + 4 + 16) * sizeof *out);
     float *mixed = td_test_bytes(N * 4 * H * sizeof *mixed), *first = NULL;
     for (uint32_t t = 0; t < tables; t++) {
         memcpy(mixed, x, N * 4 * H * sizeof *x);
-        struct td_hc_post_args p = {.x = mixed, .o = o, .post = post, .comb = comb, .n = N,
-                                    .hidden = H};
+        struct td_hc_post_args p = {
+            .x = mixed, .o = o, .post = post, .comb = comb, .n = N, .hidden = H};
         table[t]->hc_post(&dev, &p);
         if (!first) first = memcpy(td_test_bytes(N * 4 * H * 4), mixed, N * 4 * H * 4);
         td_test_same("hc_post", first, mixed, N * 4 * H * sizeof *x);
@@ -230,8 +259,15 @@ static void hc_head(void **state) {
     enum { N = 3, H = 32 };
     float *x = td_test_floats(N * 4 * H, -2, 2), *m = td_test_floats(N * 4, -4, 4);
     float base[4] = {0.1f, -0.2f, 0.3f, 0.9f}, scale = 0.6f, y[N * H];
-    struct td_hc_head_args a = {.x = x, .m = m, .base = base, .scale = &scale, .y = y, .n = N,
-                                .hidden = H, .eps = 1e-6f, .hc_eps = 1e-6f};
+    struct td_hc_head_args a = {.x = x,
+                                .m = m,
+                                .base = base,
+                                .scale = &scale,
+                                .y = y,
+                                .n = N,
+                                .hidden = H,
+                                .eps = 1e-6f,
+                                .hc_eps = 1e-6f};
     ALL_TABLES("hc_head", hc_head, &a, y, sizeof y);
     for (uint32_t i = 0; i < N; i++) {
         double ss = 0, want[H] = {0};
@@ -251,7 +287,8 @@ static void hc_head(void **state) {
 static void embed_and_gather(void **state) {
     (void)state;
     enum { V = 11, H = 32, N = 6 };
-    float *w = td_test_floats(V * H, -1, 1), *x = td_test_poison(N * 4 * H), *y = td_test_poison(3 * H);
+    float *w = td_test_floats(V * H, -1, 1), *x = td_test_poison(N * 4 * H),
+          *y = td_test_poison(3 * H);
     struct td_weight view = {.format = TD_W_F32, .rows = V, .cols = H, .data = w};
     int32_t ids[N] = {0, 10, 3, 3, 7, 1};
     struct td_embed_args a = {.w = &view, .ids = ids, .x = x, .n = N};
@@ -293,10 +330,14 @@ static int teardown(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear),      cmocka_unit_test(linear_order),
-        cmocka_unit_test(expert_linear), cmocka_unit_test(rms_norm),
-        cmocka_unit_test(hyper_connections), cmocka_unit_test(hc_head),
-        cmocka_unit_test(embed_and_gather), cmocka_unit_test(add_shards),
+        cmocka_unit_test(linear),
+        cmocka_unit_test(linear_order),
+        cmocka_unit_test(expert_linear),
+        cmocka_unit_test(rms_norm),
+        cmocka_unit_test(hyper_connections),
+        cmocka_unit_test(hc_head),
+        cmocka_unit_test(embed_and_gather),
+        cmocka_unit_test(add_shards),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

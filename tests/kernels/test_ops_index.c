@@ -84,9 +84,15 @@ static void exact_case(uint32_t heads, uint32_t topk, const uint32_t *start, con
     for (uint32_t t = 0; t < tables; t++) {
         memset(got, 0x55, (size_t)total * topk * sizeof *got);
         memset(workspace, 0xa5, space + 64);
-        struct td_index_args a = {.batch = &s.batch, .layer = LAYER, .q = q, .wt = wt,
-                                  .wt_scale = 0.25f, .heads = heads, .topk = topk,
-                                  .selected = got, .workspace = workspace};
+        struct td_index_args a = {.batch = &s.batch,
+                                  .layer = LAYER,
+                                  .q = q,
+                                  .wt = wt,
+                                  .wt_scale = 0.25f,
+                                  .heads = heads,
+                                  .topk = topk,
+                                  .selected = got,
+                                  .workspace = workspace};
         table[t]->index(&dev, &a);
         for (uint32_t i = 0; i < 64; i++)
             assert_int_equal(workspace[space + i], 0xa5);
@@ -114,9 +120,9 @@ static void equals_full_sort(void **state) {
     static const struct {
         uint32_t heads, topk, start[2], n[2];
     } cases[] = {
-        {1, 1, {0, 0}, {9, 7}},          {4, 1, {4090, 4095}, {20, 1}},
-        {4, 64, {250, 255}, {40, 1}},    {4, 64, {4094, 4099}, {5, 17}},
-        {4, 64, {4, 5000}, {1, 33}},     {3, 100, {6000, 1}, {9, 16}},
+        {1, 1, {0, 0}, {9, 7}},           {4, 1, {4090, 4095}, {20, 1}},
+        {4, 64, {250, 255}, {40, 1}},     {4, 64, {4094, 4099}, {5, 17}},
+        {4, 64, {4, 5000}, {1, 33}},      {3, 100, {6000, 1}, {9, 16}},
         {64, 512, {5900, 2040}, {3, 20}}, {4, 2048, {6000, 2048}, {8, 1}},
         {9, 1024, {4093, 4092}, {12, 8}},
     };
@@ -140,8 +146,14 @@ static void equal_scores_take_the_lowest(void **state) {
     td_sequences_step(&s, (uint32_t[]){1});
     int32_t got[TOPK];
     void *workspace = td_test_bytes(td_index_workspace(HEADS, TOPK));
-    struct td_index_args a = {.batch = &s.batch, .layer = LAYER, .q = q, .wt = wt,
-                              .wt_scale = 1.0f, .heads = HEADS, .topk = TOPK, .selected = got,
+    struct td_index_args a = {.batch = &s.batch,
+                              .layer = LAYER,
+                              .q = q,
+                              .wt = wt,
+                              .wt_scale = 1.0f,
+                              .heads = HEADS,
+                              .topk = TOPK,
+                              .selected = got,
                               .workspace = workspace};
     for (uint32_t t = 0; t < tables; t++) {
         table[t]->index(&dev, &a);
@@ -169,8 +181,14 @@ static void alone_or_together(void **state) {
     float *q = td_test_floats((size_t)N * HEADS * D, -1, 1), *wt = td_test_floats(N * HEADS, -1, 1);
     int32_t *all = td_test_bytes(N * TOPK * 4), one[TOPK];
     void *workspace = td_test_bytes(td_index_workspace(HEADS, TOPK));
-    struct td_index_args a = {.batch = &s.batch, .layer = LAYER, .q = q, .wt = wt,
-                              .wt_scale = 0.1f, .heads = HEADS, .topk = TOPK, .selected = all,
+    struct td_index_args a = {.batch = &s.batch,
+                              .layer = LAYER,
+                              .q = q,
+                              .wt = wt,
+                              .wt_scale = 0.1f,
+                              .heads = HEADS,
+                              .topk = TOPK,
+                              .selected = all,
                               .workspace = workspace};
     s.pos[0] = POS;
     td_sequences_step(&s, (uint32_t[]){N});

@@ -29,8 +29,8 @@ static void rope(void **state) {
     for (int inverse = 0; inverse < 2; inverse++)
         for (uint32_t t = 0; t < tables; t++) {
             struct td_rope_angles_args g = {.row = row, .freq = freq, .cs = cs, .n = N};
-            struct td_rope_args a = {.x = y, .cs = cs, .n = N, .heads = HEADS, .dim = DIM,
-                                     .inverse = inverse};
+            struct td_rope_args a = {
+                .x = y, .cs = cs, .n = N, .heads = HEADS, .dim = DIM, .inverse = inverse};
             memcpy(y, x, N * HEADS * DIM * sizeof *x);
             table[t]->rope_angles(&dev, &g);
             table[t]->rope(&dev, &a);
@@ -41,8 +41,10 @@ static void rope(void **state) {
                 rotate(want + DIM - TD_ROPE_DIM, row[i / HEADS].pos, inverse);
                 td_test_close("rope", y + i * DIM, want, DIM, 3e-7);
             }
-            if (t == 0) first = memcpy(td_test_bytes(N * HEADS * DIM * 4), y, N * HEADS * DIM * 4);
-            else td_test_same("rope", first, y, N * HEADS * DIM * sizeof *y);
+            if (t == 0)
+                first = memcpy(td_test_bytes(N * HEADS * DIM * 4), y, N * HEADS * DIM * 4);
+            else
+                td_test_same("rope", first, y, N * HEADS * DIM * sizeof *y);
             if (t + 1 == tables) free(first);
         }
     free(y);
@@ -90,8 +92,8 @@ static void read_entry(const struct td_sequences *s, const struct compressor *c,
         row_decode(td_kv_hca_row(&s->kv, s->pool, c->layer, pages[w / 2], w % 2), s->kv.row_dtype,
                    v);
     else if (c->family == TD_KV_CSA)
-        row_decode(td_kv_csa_row(&s->kv, s->pool, c->layer, pages[w / 64], w % 64),
-                   s->kv.row_dtype, v);
+        row_decode(td_kv_csa_row(&s->kv, s->pool, c->layer, pages[w / 64], w % 64), s->kv.row_dtype,
+                   v);
     else
         key_decode(td_kv_index_key(&s->kv, s->pool, c->layer, pages[w / 64], w % 64),
                    s->kv.key_dtype, v);
@@ -99,8 +101,9 @@ static void read_entry(const struct td_sequences *s, const struct compressor *c,
 
 static double storage_tolerance(const struct td_sequences *s, const struct compressor *c) {
     if (c->family == TD_KV_INDEX)
-        return s->kv.key_dtype == TD_KV_KEY_FP32 ? 5e-6
-               : s->kv.key_dtype == TD_KV_KEY_BF16 ? 0x1p-8 : 0.25;
+        return s->kv.key_dtype == TD_KV_KEY_FP32   ? 5e-6
+               : s->kv.key_dtype == TD_KV_KEY_BF16 ? 0x1p-8
+                                                   : 0.25;
     return s->kv.row_dtype == TD_KV_ROW_FP32 ? 5e-6 : 0x1p-8;
 }
 
@@ -141,9 +144,15 @@ static void compress_case(const struct compressor *c, enum td_kv_row_dtype row,
                 at += count;
             }
             td_sequences_step(&s[t], n);
-            struct td_compress_args a = {.batch = &s[t].batch, .layer = c->layer,
-                                         .family = c->family, .u = su, .g = sg, .ape = ape,
-                                         .norm = norm, .freq = freq, .eps = 1e-6f};
+            struct td_compress_args a = {.batch = &s[t].batch,
+                                         .layer = c->layer,
+                                         .family = c->family,
+                                         .u = su,
+                                         .g = sg,
+                                         .ape = ape,
+                                         .norm = norm,
+                                         .freq = freq,
+                                         .eps = 1e-6f};
             table[t]->compress(&dev, &a);
             td_sequences_advance(&s[t], n);
         }
@@ -264,14 +273,16 @@ static void core(const struct core_case *c, uint32_t tokens) {
     uint32_t ratio = c->layer == 0 ? 0 : c->layer == 1 ? 4 : 128, hd = c->heads * 512;
     uint32_t entries = ratio ? tokens / ratio : 0;
     float **entry = fill_entries(&s, c->layer, entries), **hist = calloc(tokens, sizeof *hist);
-    float *sink = td_test_floats(c->heads, -1, 1), *q = td_test_floats((size_t)MAX_STEP * hd, -1, 1);
+    float *sink = td_test_floats(c->heads, -1, 1),
+          *q = td_test_floats((size_t)MAX_STEP * hd, -1, 1);
     float *kv = td_test_poison((size_t)MAX_STEP * 512), *o = td_test_poison((size_t)MAX_STEP * hd);
     float *first = td_test_poison((size_t)MAX_STEP * hd);
     uint8_t *rows = td_test_bytes((size_t)MAX_STEP * s.kv.row_bytes);
     int32_t *selected = malloc((size_t)MAX_STEP * (c->topk + 1) * sizeof *selected);
     while (s.pos[0] < tokens) {
         static const uint32_t sizes[] = {1, 1, 3, 4, 127, 128, 129, MAX_STEP};
-        uint32_t n = sizes[td_test_below(8)], pos = s.pos[0], edge = pos < c->quiet ? c->quiet : tokens;
+        uint32_t n = sizes[td_test_below(8)], pos = s.pos[0],
+                 edge = pos < c->quiet ? c->quiet : tokens;
         n = n < edge - pos ? n : edge - pos;
         for (uint32_t i = 0; i < n; i++) {
             float *v = hist[pos + i] = td_test_floats(512, -1, 1);
@@ -282,16 +293,23 @@ static void core(const struct core_case *c, uint32_t tokens) {
         bool looked_at = pos + n > c->quiet;
         for (uint32_t t = 0; t < tables; t++) {
             struct td_row_store_args st = {.kv = kv, .rows = rows, .layout = &s.kv, .n = n};
-            struct td_attend_args a = {.batch = &s.batch, .layer = c->layer, .heads = c->heads,
-                                       .q = q, .rows = rows, .sink = sink,
+            struct td_attend_args a = {.batch = &s.batch,
+                                       .layer = c->layer,
+                                       .heads = c->heads,
+                                       .q = q,
+                                       .rows = rows,
+                                       .sink = sink,
                                        .selected = c->layer == 1 ? selected : NULL,
-                                       .topk = c->topk, .o = o};
+                                       .topk = c->topk,
+                                       .o = o};
             memset(o, 0xff, (size_t)n * hd * sizeof *o);
             table[t]->row_store(&dev, &st);
             if (!looked_at) continue;
             table[t]->attend(&dev, &a);
-            if (t == 0) memcpy(first, o, (size_t)n * hd * sizeof *o);
-            else td_test_same("attend", first, o, (size_t)n * hd * sizeof *o);
+            if (t == 0)
+                memcpy(first, o, (size_t)n * hd * sizeof *o);
+            else
+                td_test_same("attend", first, o, (size_t)n * hd * sizeof *o);
         }
         struct td_ring_write_args rw = {.batch = &s.batch, .layer = c->layer, .rows = rows};
         table[0]->ring_write(&dev, &rw);
@@ -337,19 +355,27 @@ static void attend(void **state) {
     (void)state;
     core(&(struct core_case){.layer = 0, .heads = 4, .topk = 1, .type = TD_KV_ROW_FP32}, 400);
     core(&(struct core_case){.layer = 0, .heads = 3, .topk = 1, .type = TD_KV_ROW_BF16}, 300);
-    core(&(struct core_case){.layer = 1, .heads = 4, .topk = 64, .type = TD_KV_ROW_BF16,
-                             .quiet = 100}, 500);
-    core(&(struct core_case){.layer = 1, .heads = 17, .topk = 300, .type = TD_KV_ROW_FP32,
-                             .quiet = 1000}, 1090);
-    core(&(struct core_case){.layer = 2, .heads = 8, .topk = 1, .type = TD_KV_ROW_BF16,
-                             .quiet = 600}, 700);
+    core(
+        &(struct core_case){
+            .layer = 1, .heads = 4, .topk = 64, .type = TD_KV_ROW_BF16, .quiet = 100},
+        500);
+    core(
+        &(struct core_case){
+            .layer = 1, .heads = 17, .topk = 300, .type = TD_KV_ROW_FP32, .quiet = 1000},
+        1090);
+    core(
+        &(struct core_case){
+            .layer = 2, .heads = 8, .topk = 1, .type = TD_KV_ROW_BF16, .quiet = 600},
+        700);
 }
 
 /* Sets longer than the decoded blocks that are kept. */
 static void attend_many_entries(void **state) {
     (void)state;
-    core(&(struct core_case){.layer = 1, .heads = 9, .topk = 2048, .type = TD_KV_ROW_BF16,
-                             .quiet = 1985}, 2000);
+    core(
+        &(struct core_case){
+            .layer = 1, .heads = 9, .topk = 2048, .type = TD_KV_ROW_BF16, .quiet = 1985},
+        2000);
 }
 
 static int setup(void **state) {
@@ -368,8 +394,10 @@ static int teardown(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rope),     cmocka_unit_test(compress),
-        cmocka_unit_test(fp8_keys), cmocka_unit_test(attend),
+        cmocka_unit_test(rope),
+        cmocka_unit_test(compress),
+        cmocka_unit_test(fp8_keys),
+        cmocka_unit_test(attend),
         cmocka_unit_test(attend_many_entries),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -30,8 +30,14 @@ static void route_by_score(void **state) {
     for (uint32_t t = 0; t < tables; t++) {
         uint32_t expert[N * K];
         float weight[N * K];
-        struct td_route_args a = {.logits = logits, .bias = bias, .n = N, .experts = E, .k = K,
-                                  .scale = 1.5f, .expert = expert, .weight = weight};
+        struct td_route_args a = {.logits = logits,
+                                  .bias = bias,
+                                  .n = N,
+                                  .experts = E,
+                                  .k = K,
+                                  .scale = 1.5f,
+                                  .expert = expert,
+                                  .weight = weight};
         table[t]->route(&dev, &a);
         for (uint32_t i = 0; i < N; i++) {
             double sum = 0, want[K];
@@ -54,8 +60,14 @@ static void route_ties_take_the_lower(void **state) {
     (void)state;
     float logits[E] = {0}, bias[E] = {0}, weight[K];
     uint32_t expert[K];
-    struct td_route_args a = {.logits = logits, .bias = bias, .n = 1, .experts = E, .k = K,
-                              .scale = 1.0f, .expert = expert, .weight = weight};
+    struct td_route_args a = {.logits = logits,
+                              .bias = bias,
+                              .n = 1,
+                              .experts = E,
+                              .k = K,
+                              .scale = 1.0f,
+                              .expert = expert,
+                              .weight = weight};
     for (uint32_t t = 0; t < tables; t++) {
         table[t]->route(&dev, &a);
         for (uint32_t j = 0; j < K; j++)
@@ -74,8 +86,15 @@ static void route_by_token(void **state) {
             tid[v * K + j] = (v + (K - j) * 3) % E;
     for (uint32_t i = 0; i < N; i++)
         ids[i] = (int32_t)td_test_below(V);
-    struct td_route_args a = {.logits = logits, .tid2eid = tid, .ids = ids, .n = N, .experts = E,
-                              .k = K, .scale = 1.5f, .expert = expert, .weight = weight};
+    struct td_route_args a = {.logits = logits,
+                              .tid2eid = tid,
+                              .ids = ids,
+                              .n = N,
+                              .experts = E,
+                              .k = K,
+                              .scale = 1.5f,
+                              .expert = expert,
+                              .weight = weight};
     for (uint32_t t = 0; t < tables; t++) {
         table[t]->route(&dev, &a);
         for (uint32_t i = 0; i < N; i++) {
@@ -102,8 +121,14 @@ static void group_rows(void **state) {
         expert[i] = td_test_below(E - 1); /* the last expert stays empty */
         weight[i] = (float)i;
     }
-    struct td_group_args a = {.expert = expert, .weight = weight, .n = N, .k = K, .experts = E,
-                              .offset = offset, .token = token, .row_weight = row_weight,
+    struct td_group_args a = {.expert = expert,
+                              .weight = weight,
+                              .n = N,
+                              .k = K,
+                              .experts = E,
+                              .offset = offset,
+                              .token = token,
+                              .row_weight = row_weight,
                               .place = place};
     for (uint32_t t = 0; t < tables; t++) {
         table[t]->group(&dev, &a);
@@ -132,8 +157,8 @@ static void swiglu_clamps(void **state) {
         want[i] = g / (1 + exp(-g)) * u * w[i / H];
     }
     for (uint32_t t = 0; t < tables; t++) {
-        struct td_swiglu_args s = {.a = a, .b = b, .weight = w, .t = out, .n = N, .inner = H,
-                                   .limit = 10.0f};
+        struct td_swiglu_args s = {
+            .a = a, .b = b, .weight = w, .t = out, .n = N, .inner = H, .limit = 10.0f};
         table[t]->swiglu(&dev, &s);
         td_test_close("swiglu", out, want, N * H, 1e-6);
         if (!first) first = memcpy(td_test_bytes(N * H * 4), out, N * H * 4);
@@ -169,8 +194,15 @@ static void combine_is_shard_by_shard(void **state) {
     }
     for (uint32_t i = 0; i < N * K; i++)
         place[i] = (i * 7 + 3) % (N * K);
-    struct td_combine_args a = {.rows = rows, .expert = expert, .place = place, .shared = shared,
-                                .y = y, .n = N, .k = K, .hidden = H, .experts = E,
+    struct td_combine_args a = {.rows = rows,
+                                .expert = expert,
+                                .place = place,
+                                .shared = shared,
+                                .y = y,
+                                .n = N,
+                                .k = K,
+                                .hidden = H,
+                                .experts = E,
                                 .shards = SHARDS};
     for (uint32_t t = 0; t < tables; t++) {
         memset(y, 0xff, sizeof y);

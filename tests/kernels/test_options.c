@@ -4,8 +4,8 @@
 #include "kernels/engine.h"
 
 static struct td_model_config model(bool quantised) {
-    return (struct td_model_config){.index_topk = 64, .max_positions = 65536,
-                                    .quantised = quantised};
+    return (struct td_model_config){
+        .index_topk = 64, .max_positions = 65536, .quantised = quantised};
 }
 
 static void defaults(void **state) {
@@ -34,8 +34,8 @@ static void given_values(void **state) {
     struct td_engine_options o;
     struct td_error err;
     static const char *const settings[] = {
-        "numerics=plain", "index_key_dtype=fp8", "kv_dtype=fp32",  "index_topk=1024",
-        "max_context=1000", "max_running=40",    "chunk_tokens=8", "threads=3"};
+        "numerics=plain",   "index_key_dtype=fp8", "kv_dtype=fp32",  "index_topk=1024",
+        "max_context=1000", "max_running=40",      "chunk_tokens=8", "threads=3"};
     td_config_defaults(&c);
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         assert_int_equal(td_config_set(&c, settings[i], &err), TD_OK);
@@ -43,7 +43,7 @@ static void given_values(void **state) {
     assert_int_equal(o.row_dtype, TD_KV_ROW_FP32);
     assert_int_equal(o.key_dtype, TD_KV_KEY_FP8);
     assert_int_equal(o.index_topk, 1024);
-    assert_int_equal(o.pages, 2 * 4); /* 1,000 tokens are four pages, partly used */
+    assert_int_equal(o.pages, 2 * 4);   /* 1,000 tokens are four pages, partly used */
     assert_int_equal(o.max_tokens, 40); /* one token of every running sequence fits */
     assert_int_equal(o.threads, 3);
 }
