@@ -73,7 +73,10 @@ struct td_http_server {
     struct td_http_handler handler;
     uv_tcp_t listener;
     uv_timer_t tick;
+    uv_tcp_t spare; /* takes and closes a connection there was no memory for */
+    bool spare_used, spare_wanted;
     bool listener_open, tick_open, stopping;
+    size_t bodies_n; /* bytes of bodies not yet taken */
     uint16_t port;
     uint32_t n_conns;
     struct td_link conns;
@@ -87,6 +90,8 @@ void td_http_parse_settings(llhttp_settings_t *s);
 int td_http_refuse(struct td_http_conn *c, int status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void td_http_parse_reset(struct td_http_conn *c);
+/* Drops the body, if the handler has not taken it. */
+void td_http_body_drop(struct td_http_conn *c);
 /* Feeds bytes until a request is complete or refused; *ret_used bytes were taken. On a refusal
  * refuse_status is set. */
 void td_http_parse_feed(struct td_http_conn *c, const char *bytes, size_t n, size_t *ret_used);

@@ -123,7 +123,14 @@ static int on_body(llhttp_t *p, const char *at, size_t n) {
     if (n > limit - c->body.n)
         return td_http_refuse(c, 413, "the body is at least %zu bytes long, the limit is %zu",
                               c->body.n + n, limit);
-    if (!td_http_bytes_add(&c->body, at, n, limit)) return td_http_refuse(c, 503, "out of memory");
+    struct td_http_server *s = c->server;
+    if (s->bodies_n + n > s->limits.bodies_bytes)
+        return td_http_refuse(c, 503, "too many bytes of requests are arriving, try again later");
+    s->bodies_n += n;
+    if (!td_http_bytes_add(&c->body, at, n, limit)) {
+        s->bodies_n -= n;
+        return td_http_refuse(c, 503, "out of memory");
+    }
     return 0;
 }
 
@@ -148,6 +155,12 @@ void td_http_parse_settings(llhttp_settings_t *s) {
     s->on_message_complete = on_message_complete;
 }
 
+void td_http_body_drop(struct td_http_conn *c) {
+    c->server->bodies_n -= c->body.n;
+    c->body.n = 0;
+    if (c->body.cap > TD_HTTP_KEEP_BYTES) td_http_bytes_free(&c->body);
+}
+
 void td_http_parse_reset(struct td_http_conn *c) {
     c->head_n = c->raw_head_n = 0;
     c->url = (struct td_http_span){0};
@@ -158,8 +171,7 @@ void td_http_parse_reset(struct td_http_conn *c) {
            c->n_fields < TD_HTTP_FIELDS_MAX ? (c->n_fields + 1) * sizeof c->value[0]
                                             : sizeof c->value);
     c->n_fields = 0;
-    c->body.n = 0;
-    if (c->body.cap > TD_HTTP_KEEP_BYTES) td_http_bytes_free(&c->body);
+    td_http_body_drop(c);
     c->begun = c->head_done = c->complete = false;
     c->refuse_status = 0;
     c->extra_n = 0;
@@ -215,6 +227,7 @@ const char *td_http_header(const struct td_http_conn *c, const char *name) {
 char *td_http_take_body(struct td_http_conn *c, size_t *ret_n) {
     char *p = c->body.p;
     *ret_n = c->body.n;
+    c->server->bodies_n -= c->body.n;
     c->body = (struct td_http_bytes){0};
     return p;
 }

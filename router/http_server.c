@@ -10,6 +10,7 @@ void td_http_limits_defaults(struct td_http_limits *l) {
     *l = (struct td_http_limits){
         .head_bytes = 32 << 10,
         .body_bytes = 8 << 20,
+        .bodies_bytes = 256 << 20,
         .queue_bytes = 8 << 20,
         .connections = 1024,
         .idle_ms = 75000,
@@ -28,6 +29,7 @@ static void on_conn_closed(uv_handle_t *h) {
     td_list_remove(&c->link);
     s->n_conns--;
     free(c->head);
+    td_http_body_drop(c);
     td_http_bytes_free(&c->body);
     td_http_bytes_free(&c->pending);
     td_http_bytes_free(&c->out);
@@ -79,6 +81,7 @@ void td_http_conn_linger(struct td_http_conn *c) {
     c->state = TD_HTTP_LINGER;
     c->owner = NULL;
     c->pending.n = 0;
+    td_http_body_drop(c);
     c->read_deadline = 0; /* until all is written the clock of writes holds */
     td_http_flush(c);
     td_http_conn_shut(c);
@@ -182,18 +185,36 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
 
 /* ---- accepting ---- */
 
+static void turn_away(struct td_http_server *s);
+
+static void on_spare_closed(uv_handle_t *h) {
+    struct td_http_server *s = h->data;
+    s->spare_used = false;
+    if (s->spare_wanted && !s->stopping) turn_away(s);
+}
+
+/* A connection that nobody accepts would stop the listener for ever. */
+static void turn_away(struct td_http_server *s) {
+    s->spare_wanted = s->spare_used;
+    if (s->spare_used) return; /* on_spare_closed comes back */
+    s->spare_used = uv_tcp_init(s->loop, &s->spare) == 0;
+    s->spare.data = s;
+    (void)uv_accept((uv_stream_t *)&s->listener, (uv_stream_t *)&s->spare);
+    uv_close((uv_handle_t *)&s->spare, on_spare_closed);
+}
+
 static void on_connection(uv_stream_t *listener, int status) {
     struct td_http_server *s = listener->data;
     if (status < 0 || s->stopping) return;
     struct td_http_conn *c = calloc(1, sizeof *c);
-    /* Without memory the connection stays in the backlog; libuv offers it again. */
-    if (!c) return;
-    c->head = malloc(s->limits.head_bytes + 1);
-    if (!c->head || uv_tcp_init(s->loop, &c->tcp) != 0) {
-        free(c->head);
+    char *head = c ? malloc(s->limits.head_bytes + 1) : NULL;
+    if (!head || uv_tcp_init(s->loop, &c->tcp) != 0) {
+        free(head);
         free(c);
+        turn_away(s);
         return;
     }
+    c->head = head;
     c->server = s;
     c->tcp.data = c;
     td_list_push_back(&s->conns, &c->link);
@@ -240,7 +261,7 @@ static void conn_tick(struct td_http_conn *c, uint64_t now) {
 static void on_tick(uv_timer_t *t) {
     struct td_http_server *s = t->data;
     uint64_t now = uv_now(s->loop);
-    TD_LIST_EACH_SAFE(&s->conns, it, tmp) {
+    TD_LIST_EACH_SAFE (&s->conns, it, tmp) {
         conn_tick(TD_CONTAINER(it, struct td_http_conn, link), now);
     }
 }
@@ -330,7 +351,7 @@ void td_http_server_stop(struct td_http_server *s) {
     if (s->listener_open) uv_close((uv_handle_t *)&s->listener, NULL);
     if (s->tick_open) uv_close((uv_handle_t *)&s->tick, NULL);
     s->listener_open = s->tick_open = false;
-    TD_LIST_EACH_SAFE(&s->conns, it, tmp) {
+    TD_LIST_EACH_SAFE (&s->conns, it, tmp) {
         td_http_conn_close(TD_CONTAINER(it, struct td_http_conn, link));
     }
 }

@@ -6,8 +6,9 @@
  * answered. Everything a client controls is bounded: bytes of the head and of the body, time to
  * send a request, bytes that wait for a client that does not read, connections.
  *
- * One thread: that of the loop. The process must ignore SIGPIPE. No call here calls the handler back, except td_http_end and
- * td_http_reply, which may go on to the next pipelined request of the same connection. */
+ * One thread: that of the loop. The process must ignore SIGPIPE. No call here calls the handler
+ * back, except td_http_end and td_http_reply, which may go on to the next pipelined request of the
+ * same connection. */
 #ifndef TD_ROUTER_HTTP_SERVER_H
 #define TD_ROUTER_HTTP_SERVER_H
 
@@ -24,6 +25,7 @@ struct td_http_conn;
 struct td_http_limits {
     size_t head_bytes;    /* request line and headers */
     size_t body_bytes;    /* request body, after removal of the chunked coding */
+    size_t bodies_bytes;  /* bodies of all connections that have not been taken; beyond: 503 */
     size_t queue_bytes;   /* of a stream, waiting for the client; beyond: the client is cut off */
     uint32_t connections; /* more are answered 503 and closed */
     uint32_t idle_ms;     /* between requests */

@@ -272,6 +272,49 @@ static void test_limits(void **state) {
     finish(f);
 }
 
+/* Bodies of several connections together, while they arrive. */
+static void test_bodies_together(void **state) {
+    (void)state;
+    struct fixture *f = fixture();
+    f->limits.bodies_bytes = 150000;
+    start(f);
+    static char body[90000];
+    static const char head[] = "POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n";
+    int a = dial(f), b = dial(f);
+    put_text(a, head);
+    put(a, body, sizeof body);
+    put_text(b, head);
+    put(b, body, sizeof body);
+    /* Which of the two is refused depends on who is read first. */
+    struct pollfd p[2] = {{.fd = a, .events = POLLIN}, {.fd = b, .events = POLLIN}};
+    assert_true(poll(p, 2, WAIT_MS) > 0);
+    int refused = p[0].revents ? a : b, other = p[0].revents ? b : a;
+    char *text = get(refused, NULL);
+    assert_non_null(strstr(text, "HTTP/1.1 503 "));
+    free(text);
+    put(other, body, 10000);
+    text = get(other, "Content-Length: 100000\r\n");
+    assert_non_null(strstr(text, "HTTP/1.1 200 OK"));
+    free(text);
+    close(a);
+    close(b);
+    /* Nothing stays counted. */
+    for (int i = 0; i < 5; i++) {
+        int fd = dial(f);
+        put_text(fd, head);
+        put(fd, body, 50000);
+        close(fd);
+    }
+    expect_text(f, GET("/x") CLOSE "\r\n", "200 OK");
+    int fd = dial(f);
+    put_text(fd, head);
+    put(fd, body, sizeof body);
+    put(fd, body, 10000);
+    free(get(fd, "200 OK"));
+    close(fd);
+    finish(f);
+}
+
 static void test_clocks(void **state) {
     (void)state;
     struct fixture *f = fixture();
@@ -505,11 +548,17 @@ static void test_addresses(void **state) {
 int main(void) {
     signal(SIGPIPE, SIG_IGN); /* what the server asks of its process */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_limits),           cmocka_unit_test(test_clocks),
-        cmocka_unit_test(test_pieces_and_order), cmocka_unit_test(test_long_pipeline),
-        cmocka_unit_test(test_streams),          cmocka_unit_test(test_client_leaves),
-        cmocka_unit_test(test_slow_reader),      cmocka_unit_test(test_too_many_connections),
-        cmocka_unit_test(test_garbage),          cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_bodies_together),
+        cmocka_unit_test(test_clocks),
+        cmocka_unit_test(test_pieces_and_order),
+        cmocka_unit_test(test_long_pipeline),
+        cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_client_leaves),
+        cmocka_unit_test(test_slow_reader),
+        cmocka_unit_test(test_too_many_connections),
+        cmocka_unit_test(test_garbage),
+        cmocka_unit_test(test_addresses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
