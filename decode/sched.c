@@ -84,7 +84,7 @@ static void free_ids(struct td_decode *d, const int32_t *ids) {
 
 /* ---- the one way out ---- */
 
-void td_seq_release(struct td_decode *d, struct seq *s) {
+static void release(struct td_decode *d, struct seq *s) {
     uint32_t i = number(d, s);
     if (s->state != ENDING || s->step_n > 0 || !td_receiver_quiet(&d->receiver, i)) return;
     td_receiver_forget(&d->receiver, i);
@@ -105,7 +105,7 @@ void td_seq_retire(struct td_decode *d, struct seq *s, td_status why, const char
     if (s->state == FREE) return;
     s->state = ENDING;
     td_receiver_abort(&d->receiver, number(d, s), why, text);
-    td_seq_release(d, s);
+    release(d, s);
 }
 
 void td_seq_fail(struct td_decode *d, struct seq *s, td_status why, const char *text) {
@@ -256,14 +256,14 @@ static void router_down(struct td_decode *d) {
     }
 }
 
-/* ---- the handoff ---- */
+/* ---- what has come to its end, or may begin ---- */
 
-static void collect_receipts(struct td_decode *d) {
+static void collect(struct td_decode *d) {
     for (uint32_t i = 0; i < d->o.slots; i++) {
         struct seq *s = &d->seq[i];
         const struct td_receipt *t = &d->receiver.receipt[i];
         if (s->state == ENDING) {
-            td_seq_release(d, s);
+            release(d, s);
         } else if (s->state == RESERVED && t->state == TD_RECEIPT_OVER) {
             td_seq_fail(d, s, t->status, t->text);
         } else if (s->state == RESERVED && t->state == TD_RECEIPT_TAKEN) {
@@ -298,7 +298,7 @@ void td_decode_step(struct td_decode *d, const struct td_decode_event *ev) {
     default:
         td_receiver_event(&d->receiver, ev);
     }
-    collect_receipts(d);
+    collect(d);
     td_decode_run(d);
 }
 

@@ -57,7 +57,6 @@ struct td_msg *td_decode_say(struct td_decode *d, enum td_msg_type type);
 /* Whatever ends a sequence comes here; twice is fine. */
 void td_seq_retire(struct td_decode *d, struct seq *s, td_status why, const char *text);
 void td_seq_fail(struct td_decode *d, struct seq *s, td_status why, const char *text);
-void td_seq_release(struct td_decode *d, struct seq *s);
 /* After the answer got a token: does that end it? */
 void td_seq_token(struct td_decode *d, struct seq *s, int32_t id);
 

@@ -110,9 +110,8 @@ void td_decode_step_done(struct td_decode *d, const struct td_decode_event *ev) 
             d->runs[k].want_logits && ev->step.status == TD_OK ? &ev->step.tokens[sample++] : NULL;
         s->pos += s->step_n;
         s->step_n = 0;
-        if (s->state == ENDING)
-            td_seq_release(d, s);
-        else if (ev->step.status != TD_OK)
+        if (s->state == ENDING) continue; /* for nobody; it is let go after the step */
+        if (ev->step.status != TD_OK)
             td_seq_fail(d, s, ev->step.status, "the engine could not compute a step");
         else if (token != NULL)
             sampled(d, s, token);

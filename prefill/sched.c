@@ -329,10 +329,7 @@ static void step_done(struct td_prefill *p, const struct td_prefill_event *ev) {
     assert(t != NULL);
     p->stepping = NULL;
     p->steps++;
-    if (t->state == ENDING) {
-        release(p, t);
-        return;
-    }
+    if (t->state == ENDING) return; /* what it computed is for nobody; it is let go below */
     if (ev->step.status != TD_OK) {
         fail(p, t, ev->step.status, "the engine could not compute the prompt");
         return;
@@ -344,15 +341,16 @@ static void step_done(struct td_prefill *p, const struct td_prefill_event *ev) {
         td_sender_ready(&p->sender, number(p, t), t->computed);
 }
 
-/* ---- the handoff ---- */
+/* ---- what has come to its end ---- */
 
-static void collect_handoffs(struct td_prefill *p) {
+static void collect(struct td_prefill *p) {
     for (uint32_t i = 0; i < p->o.max_requests; i++) {
         struct task *t = &p->task[i];
         const struct td_sender_ticket *k = &p->sender.ticket[i];
-        if (t->state == FREE || k->state != TD_TICKET_OVER) continue;
         if (t->state == ENDING)
             release(p, t);
+        else if (t->state == FREE || k->state != TD_TICKET_OVER)
+            continue;
         else if (k->status == TD_OK)
             retire(p, t, TD_OK, "");
         else
@@ -383,7 +381,7 @@ void td_prefill_step(struct td_prefill *p, const struct td_prefill_event *ev) {
         td_sender_event(&p->sender, ev);
     }
     do {
-        collect_handoffs(p); /* a ticket may be over as soon as it is opened */
+        collect(p); /* a ticket may be over as soon as it is opened */
     } while (begin(p));
     run(p);
     td_sender_pump(&p->sender);

@@ -61,6 +61,8 @@ void td_flow_leg_close(struct td_flow *f, struct request *r, int i) {
 }
 
 static void drop_attempt(struct td_flow *f, struct request *r) {
+    /* Decode has begun, so the handoff is done and prefill lets go by itself. */
+    if (r->state == STREAMING && r->prefill != NO_LEG) r->leg[r->prefill].told = true;
     td_flow_leg_cancel(f, r, r->decode);
     td_flow_leg_cancel(f, r, r->prefill);
     r->decode = r->prefill = NO_LEG;

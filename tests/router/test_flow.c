@@ -18,6 +18,7 @@ static struct td_flow *flow;
 static uint64_t now;
 static char said[4096];
 static uint64_t last_ticket;
+static int32_t last_id; /* delivered */
 static const int32_t prompt[8] = {5, 6, 7, 8, 9, 10, 11, 12};
 
 static void say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -46,6 +47,7 @@ static void say_action(const struct td_flow_action *a) {
         say("CLOSE %llu\n", e);
         return;
     case TD_FLOW_DELIVER:
+        last_id = a->deliver.tokens[a->deliver.n - 1].id;
         say("GIVE %llu #%u+%u\n", r, a->deliver.index, a->deliver.n);
         return;
     case TD_FLOW_END:
@@ -196,8 +198,7 @@ static void test_decode_overtakes_prefill(void **state) {
     assert_string_equal(tokens(D, 1, 1, 1, 1), "");
     assert_string_equal(tokens(D, 1, 1, 2, 2), "");
     assert_string_equal(finished(D, 1, 1, 4), "");
-    assert_string_equal(tokens(P, 1, 1, 0, 1), "GIVE 1 #0+1\nGIVE 1 #1+3\nEND 1 length 4\n"
-                                               "1 CANCEL 1.1\n");
+    assert_string_equal(tokens(P, 1, 1, 0, 1), "GIVE 1 #0+1\nGIVE 1 #1+3\nEND 1 length 4\n");
 }
 
 static void test_first_token_ends_it(void **state) {
@@ -281,6 +282,18 @@ static void test_failure_before_the_first_token_moves_on(void **state) {
     assert_string_equal(tokens(P2, 1, 2, 0, 1), "GIVE 1 #0+1\n");
     assert_string_equal(released(D, 1, 1), "");
     assert_string_equal(tokens(D, 1, 2, 1, 1), "GIVE 1 #1+1\n");
+}
+
+static void test_held_tokens_die_with_their_attempt(void **state) {
+    (void)state;
+    struct td_token old = {.id = 10}, new = {.id = 11};
+    under_way();
+    from(D, (struct td_msg){.type = TD_MSG_TOKENS, .tokens = {{1, 1}, 1, 1, &old}});
+    failed(P, 1, 1, TD_PREEMPTED);
+    admitted(D, 1, 2);
+    from(D, (struct td_msg){.type = TD_MSG_TOKENS, .tokens = {{1, 2}, 1, 1, &new}});
+    assert_string_equal(tokens(P, 1, 2, 0, 1), "GIVE 1 #0+1\nGIVE 1 #1+1\n");
+    assert_int_equal(last_id, 11);
 }
 
 static void test_three_attempts(void **state) {
@@ -440,6 +453,7 @@ int main(void) {
         T(test_too_many_requests),
         T(test_no_worker_in_time),
         T(test_failure_before_the_first_token_moves_on),
+        T(test_held_tokens_die_with_their_attempt),
         T(test_three_attempts),
         T(test_worker_lost_before_the_first_token),
         T(test_decode_lost_after_the_first_token),

@@ -49,6 +49,7 @@ struct sim_options {
     uint32_t pages, slots; /* of each worker */
     uint32_t reserve_new;  /* tokens; 0: enough */
     bool colocate_some;
+    bool steady; /* no message is ever very late */
     bool trace;  /* print everything */
     bool record; /* control messages into the trace, for scenarios */
 };

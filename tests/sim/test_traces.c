@@ -18,6 +18,7 @@ static void begin(uint32_t prefills, uint32_t decodes) {
     sim_defaults(&o, 1);
     o.prefills = prefills;
     o.decodes = decodes;
+    o.steady = true;
     o.record = true;
     sim_init(&world, &o);
     sim_run(&world, SIM_S); /* probes */

@@ -101,7 +101,7 @@ static void prefill_pack(struct sim *s, struct sim_worker *w, const struct td_pr
     w->slab_readers[a->pack.send_slab]++;
     struct td_prefill_action *copy = malloc(sizeof *copy);
     *copy = *a;
-    sim_at(s, s->now + sim_below(s, 2 * SIM_MS), (int)w->index, on_packed)->data = copy;
+    sim_at(s, s->now + sim_delay(s), (int)w->index, on_packed)->data = copy;
 }
 
 static void carry_out_prefill(struct sim *s, struct sim_worker *w,
@@ -238,7 +238,7 @@ static void carry_out_decode(struct sim *s, struct sim_worker *w, struct td_deco
         w->slab_readers[a->unpack.landing_slab]++;
         copy = malloc(sizeof *copy);
         *copy = *a;
-        sim_at(s, s->now + sim_below(s, 3 * SIM_MS), (int)w->index, on_unpacked)->data = copy;
+        sim_at(s, s->now + sim_delay(s), (int)w->index, on_unpacked)->data = copy;
         return;
     case TD_DECODE_FREE_IDS:
         give_ids(s, w, a->ids);
