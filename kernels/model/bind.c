@@ -17,7 +17,7 @@ static td_status wrong(const struct td_binder *b, const struct td_tensor *t, con
                        const char *found) {
     char shown[104];
     return td_fail(b->err, TD_FORMAT, "%.120s: tensor %s: expected %.90s, found %.80s",
-                   t->file->path, td_name_text(t->name, shown), expected, found);
+                   t->file->path, td_name_text(t->stored, shown), expected, found);
 }
 
 /* Finds a tensor that must exist and counts it as used. */
@@ -27,9 +27,10 @@ static td_status take(struct td_binder *b, const char *name, const char *suffix,
     full_name(b, name, suffix, full);
     struct td_tensor *t = td_files_find(b->files, full);
     if (!t) {
-        td_fail(b->err, TD_FORMAT, "%.200s: tensor %s: expected by config.json, found nothing",
-                b->files->source, full);
-        return TD_FORMAT;
+        const char *note = b->files->renamed ? " (its official name)" : "";
+        td_fail(b->err, TD_FORMAT, "%.150s: tensor %s%s: expected by config.json, found nothing",
+                b->files->source, full, note);
+        return TD_FORMAT; /* said here so that the compiler sees that *ret was not forgotten */
     }
     t->used = true;
     b->bytes += t->bytes;
@@ -52,6 +53,24 @@ static td_status check_shape(const struct td_binder *b, const struct td_tensor *
 static td_status check_dtype(const struct td_binder *b, const struct td_tensor *t,
                              enum td_dtype want, const char *name) {
     return t->dtype == want ? TD_OK : wrong(b, t, name, t->dtype_name);
+}
+
+/* One NaN code in a weight makes every product with its row NaN: found here, where the tensor has
+ * a name. A pass at the speed of memory; the bytes are needed anyway. */
+static td_status refuse_nan_weights(const struct td_binder *b, const struct td_tensor *t) {
+    enum { BLOCK = 1 << 16 };
+    char found[64];
+    for (size_t at = 0; at < t->bytes; at += BLOCK) {
+        size_t n = t->bytes - at < BLOCK ? t->bytes - at : BLOCK, nans = 0;
+        for (size_t i = 0; i < n; i++)
+            nans |= (t->data[at + i] & 0x7fu) == 0x7fu;
+        if (!nans) continue;
+        while ((t->data[at] & 0x7fu) != 0x7fu)
+            at++;
+        snprintf(found, sizeof found, "the NaN code %d at byte %zu", t->data[at], at);
+        return wrong(b, t, "weights that are numbers", found);
+    }
+    return TD_OK;
 }
 
 static td_status refuse_byte(const struct td_binder *b, const struct td_tensor *t, int byte) {
@@ -127,6 +146,7 @@ static td_status bind_fp8(struct td_binder *b, const char *name, const struct td
                           struct td_weight *w) {
     w->format = TD_W_FP8_BLOCK;
     TD_TRY(check_shape(b, t, w->rows, w->cols, false));
+    TD_TRY(refuse_nan_weights(b, t));
     return bind_scales(b, name, ".scale", TD_DTYPE_F8_E8M0, (w->rows + FP8_BLOCK - 1) / FP8_BLOCK,
                        (w->cols + FP8_BLOCK - 1) / FP8_BLOCK, w);
 }
@@ -153,6 +173,32 @@ td_status td_bind_linear(struct td_binder *b, const char *name, uint32_t rows, u
         TD_TRY(bind_nvfp4(b, name, t, &w));
     else
         return wrong(b, t, "BF16, F32, F8_E4M3, I8 or U8", t->dtype_name);
+    b->quantised |= w.format != TD_W_BF16 && w.format != TD_W_F32;
+    *ret = w;
+    return TD_OK;
+}
+
+bool td_bind_has(const struct td_binder *b, const char *name) {
+    char full[FULL_NAME];
+    full_name(b, name, "", full);
+    return td_files_find(b->files, full) != NULL;
+}
+
+td_status td_bind_stack(struct td_binder *b, const char *name, uint32_t n, uint32_t rows,
+                        uint32_t cols, struct td_weight *ret) {
+    struct td_tensor *t;
+    char found[128], expected[128], with[160];
+    TD_TRY(take(b, name, "", &t));
+    if (t->dtype != TD_DTYPE_BF16 && t->dtype != TD_DTYPE_F32)
+        return wrong(b, t, "BF16 or F32 (quantised experts one by one)", t->dtype_name);
+    uint64_t want[3] = {n, rows, cols};
+    if (t->rank != 3 || memcmp(t->shape, want, sizeof want) != 0) {
+        snprintf(with, sizeof with, "shape %s", td_shape_text(want, 3, expected));
+        return wrong(b, t, with, td_shape_text(t->shape, t->rank, found));
+    }
+    struct td_weight w = {
+        .format = t->dtype == TD_DTYPE_F32 ? TD_W_F32 : TD_W_BF16, .rows = n * rows, .cols = cols};
+    TD_TRY(td_files_aligned(b->files, t, &w.data, b->err));
     *ret = w;
     return TD_OK;
 }

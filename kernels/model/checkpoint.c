@@ -1,15 +1,16 @@
 /* Finds the files of a checkpoint and joins their tensors into one sorted list. */
 #include "kernels/model/checkpoint.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "kernels/model/file.h"
+#include "kernels/model/index.h"
+#include "kernels/model/names.h"
 
-enum { PATH_BYTES = 4096, MAX_SHARDS = 4096, MAX_INDEX_BYTES = 256 << 20 };
+enum { PATH_BYTES = 4096, MAX_INDEX_BYTES = 256 << 20 };
 
 static const char index_name[] = "model.safetensors.index.json";
 
@@ -30,14 +31,24 @@ static int name_of_tensor(const void *key, const void *t) {
     return strcmp(key, (*(struct td_tensor *const *)t)->name);
 }
 
-static int string_by_text(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 struct td_tensor *td_files_find(const struct td_model_files *f, const char *name) {
     struct td_tensor **t =
         bsearch(name, f->by_name, f->tensors, sizeof *f->by_name, name_of_tensor);
     return t ? *t : NULL;
+}
+
+static td_status sort_again(struct td_model_files *f, struct td_error *err) {
+    qsort(f->by_name, f->tensors, sizeof *f->by_name, tensor_by_name);
+    for (size_t i = 1; i < f->tensors; i++) {
+        const struct td_tensor *a = f->by_name[i - 1], *b = f->by_name[i];
+        char shown[104], other[104];
+        if (strcmp(a->name, b->name) != 0) continue;
+        return td_fail(err, TD_FORMAT, "%.90s: tensor %s: expected once, found also %s in %.90s",
+                       b->file->path, td_name_text(b->stored, shown),
+                       strcmp(a->stored, b->stored) == 0 ? "" : td_name_text(a->stored, other),
+                       a->file->path);
+    }
+    return TD_OK;
 }
 
 static td_status sort_names(struct td_model_files *f, struct td_error *err) {
@@ -50,75 +61,7 @@ static td_status sort_names(struct td_model_files *f, struct td_error *err) {
         for (size_t j = 0; j < f->file[i].count; j++)
             f->by_name[at++] = &f->file[i].tensors[j];
     f->tensors = total;
-    qsort(f->by_name, total, sizeof *f->by_name, tensor_by_name);
-    for (size_t i = 1; i < total; i++) {
-        const struct td_tensor *a = f->by_name[i - 1], *b = f->by_name[i];
-        char shown[104];
-        if (strcmp(a->name, b->name) == 0)
-            return td_fail(err, TD_FORMAT, "%.130s: tensor %s: expected once, found also in %.130s",
-                           b->file->path, td_name_text(b->name, shown), a->file->path);
-    }
-    return TD_OK;
-}
-
-/* A shard's name must be a plain file of the same folder. */
-static bool plain_name(const char *s) {
-    return s && *s && *s != '.' && !strchr(s, '/') && strlen(s) < 256;
-}
-
-/* The distinct file names of the weight map, sorted, in one heap array of borrowed strings. */
-static td_status shard_names(const char *path, const json_t *map, const char ***ret,
-                             size_t *ret_count, struct td_error *err) {
-    const char *name;
-    json_t *v;
-    char shown[104];
-    size_t n = 0, distinct = 0;
-    const char **names = calloc(json_object_size(map) + 1, sizeof *names);
-    if (!names) return td_fail(err, TD_NO_MEMORY, "%.250s: no memory", path);
-    json_object_foreach((json_t *)(uintptr_t)map, name, v) {
-        if (!plain_name(json_string_value(v))) {
-            free(names);
-            return td_fail(err, TD_FORMAT,
-                           "%.150s: tensor %s: expected the name of a file in this folder", path,
-                           td_name_text(name, shown));
-        }
-        names[n++] = json_string_value(v);
-    }
-    qsort(names, n, sizeof *names, string_by_text);
-    for (size_t i = 0; i < n; i++)
-        if (distinct == 0 || strcmp(names[distinct - 1], names[i]) != 0)
-            names[distinct++] = names[i];
-    if (distinct == 0 || distinct > MAX_SHARDS) {
-        free(names);
-        return td_fail(err, TD_FORMAT, "%.250s: weight_map: expected 1 to %d files, found %zu",
-                       path, MAX_SHARDS, distinct);
-    }
-    *ret = names;
-    *ret_count = distinct;
-    return TD_OK;
-}
-
-/* Index and shards must tell the same story, mtp.* included (it is not used, but a file that
- * lacks it is not the file the index was made for). */
-static td_status check_index(const struct td_model_files *f, const char *path, const json_t *map,
-                             struct td_error *err) {
-    char shown[104];
-    const char *name;
-    json_t *v;
-    json_object_foreach((json_t *)(uintptr_t)map, name, v) {
-        const struct td_tensor *t = td_files_find(f, name);
-        const char *found = t ? strrchr(t->file->path, '/') + 1 : "in no shard";
-        if (!t || strcmp(found, json_string_value(v)) != 0)
-            return td_fail(err, TD_FORMAT, "%.130s: tensor %s: expected in %.60s, found %s%.60s",
-                           path, td_name_text(name, shown), json_string_value(v), t ? "in " : "",
-                           found);
-    }
-    for (size_t i = 0; i < f->tensors; i++)
-        if (!json_object_get(map, f->by_name[i]->name))
-            return td_fail(err, TD_FORMAT, "%.130s: tensor %s: expected in %s, not found there",
-                           f->by_name[i]->file->path, td_name_text(f->by_name[i]->name, shown),
-                           index_name);
-    return TD_OK;
+    return sort_again(f, err);
 }
 
 static td_status open_list(struct td_model_files *f, const char *dir, const char *const *names,
@@ -136,47 +79,76 @@ static td_status open_list(struct td_model_files *f, const char *dir, const char
 
 static td_status open_indexed(struct td_model_files *f, const char *dir, const char *path,
                               struct td_error *err) {
-    char *text = NULL, shown[104];
-    const char **names = NULL;
-    size_t size, n = 0;
-    json_error_t je;
+    char *text = NULL;
+    size_t size;
+    struct td_index x;
     TD_TRY(td_file_read(path, MAX_INDEX_BYTES, &text, &size, err));
-    json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &je);
+    td_status st = td_index_parse(&x, path, text, size, err);
     free(text);
-    const json_t *map = json_object_get(root, "weight_map");
-    td_status st;
-    if (!root)
-        st = td_fail(err, TD_FORMAT, "%.150s: expected JSON, found: %s (line %d)", path,
-                     td_name_text(je.text, shown), je.line);
-    else if (!json_is_object(map))
-        st = td_fail(err, TD_FORMAT, "%.250s: weight_map: expected an object", path);
-    else
-        st = shard_names(path, map, &names, &n, err);
-    if (st == TD_OK) st = open_list(f, dir, names, n, err);
-    if (st == TD_OK) st = check_index(f, path, map, err);
-    free(names);
-    json_decref(root);
+    if (st == TD_OK) st = open_list(f, dir, x.shards, x.n, err);
+    if (st == TD_OK) st = td_index_check(&x, f, path, err);
+    td_index_finish(&x);
     return st;
 }
 
+/* Files that hold everything, in the order in which they are looked for; the second is what the
+ * reference converter writes for one rank. */
+static const char *const whole_names[] = {"model.safetensors", "model0-mp1.safetensors"};
+
 td_status td_files_open(struct td_model_files *f, const char *dir, struct td_error *err) {
-    static const char *const single[] = {"model.safetensors"};
-    char path[PATH_BYTES], one[PATH_BYTES];
+    char index[PATH_BYTES], whole[PATH_BYTES];
     *f = (struct td_model_files){0};
-    TD_TRY(join(path, dir, index_name, err));
-    TD_TRY(join(one, dir, single[0], err));
-    bool single_file = access(one, F_OK) == 0;
-    if (!single_file && access(path, F_OK) != 0)
-        return td_fail(err, TD_NOT_FOUND, "%.250s: expected model.safetensors or %s, found neither",
-                       dir, index_name);
-    f->source = strdup(single_file ? one : path);
+    size_t n = sizeof whole_names / sizeof *whole_names, i = 0;
+    for (; i < n; i++) {
+        TD_TRY(join(whole, dir, whole_names[i], err));
+        if (access(whole, F_OK) == 0) break;
+    }
+    TD_TRY(join(index, dir, index_name, err));
+    if (i == n && access(index, F_OK) != 0)
+        return td_fail(err, TD_NOT_FOUND, "%.250s: expected %s, %s or %s, found none of them", dir,
+                       whole_names[0], index_name, whole_names[1]);
+    f->source = strdup(i < n ? whole : index);
     td_status st;
     if (!f->source)
         st = td_fail(err, TD_NO_MEMORY, "%.250s: no memory", dir);
     else
-        st = single_file ? open_list(f, dir, single, 1, err) : open_indexed(f, dir, path, err);
+        st = i < n ? open_list(f, dir, &whole_names[i], 1, err) : open_indexed(f, dir, index, err);
+    if (st == TD_OK) st = td_files_use_official_names(f, err);
     if (st != TD_OK) td_files_finish(f);
     return st;
+}
+
+td_status td_files_parse(struct td_model_files *f, const char *source, const uint8_t *data,
+                         size_t size, struct td_error *err) {
+    td_status st = TD_NO_MEMORY;
+    *f = (struct td_model_files){.source = strdup(source), .file = calloc(1, sizeof *f->file)};
+    if (!f->source || !f->file) {
+        td_fail(err, TD_NO_MEMORY, "%.250s: no memory", source);
+        goto finish;
+    }
+    TD_TRY_GOTO(td_safetensors_parse(&f->file[0], source, data, size, err), finish);
+    f->files = 1;
+    TD_TRY_GOTO(sort_names(f, err), finish);
+    TD_TRY_GOTO(td_files_use_official_names(f, err), finish);
+    return TD_OK;
+finish:
+    td_files_finish(f);
+    return st;
+}
+
+td_status td_files_use_official_names(struct td_model_files *f, struct td_error *err) {
+    struct td_name_styles styles = {0};
+    for (size_t i = 0; i < f->tensors; i++) {
+        struct td_tensor *t = f->by_name[i];
+        char name[TD_NAME_MAX];
+        TD_TRY(td_name_official(&styles, f->source, t->stored, name, err));
+        if (strcmp(name, t->stored) == 0) continue;
+        char *copy = strdup(name);
+        if (!copy) return td_fail(err, TD_NO_MEMORY, "%.250s: no memory", f->source);
+        t->name = copy;
+        f->renamed = true;
+    }
+    return f->renamed ? sort_again(f, err) : TD_OK;
 }
 
 td_status td_files_aligned(struct td_model_files *f, const struct td_tensor *t, const void **ret,
@@ -203,9 +175,10 @@ td_status td_files_aligned(struct td_model_files *f, const struct td_tensor *t, 
     return TD_OK;
 }
 
-const struct td_tensor *td_files_unused(const struct td_model_files *f) {
+const struct td_tensor *td_files_unused(const struct td_model_files *f, uint32_t layers,
+                                        uint32_t drafts) {
     for (size_t i = 0; i < f->tensors; i++)
-        if (!f->by_name[i]->used && strncmp(f->by_name[i]->name, "mtp.", 4) != 0)
+        if (!f->by_name[i]->used && !td_name_is_draft(f->by_name[i]->name, layers, drafts))
             return f->by_name[i];
     return NULL;
 }

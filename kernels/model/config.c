@@ -12,28 +12,60 @@
 #include "kernels/model/safetensors.h"
 
 /* Old NVFP4 releases list every quantised linear in config.json. */
-enum { MAX_CONFIG_BYTES = 64 << 20 };
+enum { MAX_CONFIG_BYTES = 64 << 20, PATH_BYTES = 4096 };
 
 struct reader {
     const char *path;
     const json_t *obj;
     const char *section; /* "" or "rope_scaling." */
+    bool reference;      /* the keys of the reference code's configuration */
     struct td_error *err;
 };
+
+/* The reference code's words; keys that are not here have the same name. */
+static const struct {
+    const char *key, *reference;
+} reference_keys[] = {
+    {"hidden_size", "dim"},
+    {"moe_intermediate_size", "moe_inter_dim"},
+    {"num_hidden_layers", "n_layers"},
+    {"num_hash_layers", "n_hash_layers"},
+    {"num_attention_heads", "n_heads"},
+    {"num_experts_per_tok", "n_activated_experts"},
+    {"scoring_func", "score_func"},
+    {"routed_scaling_factor", "route_scale"},
+    {"qk_rope_head_dim", "rope_head_dim"},
+    {"rms_norm_eps", "norm_eps"},
+    {"sliding_window", "window_size"},
+    {"factor", "rope_factor"},
+    {"original_max_position_embeddings", "original_seq_len"},
+    {"max_position_embeddings", "max_seq_len"},
+};
+
+static const char *key_text(const struct reader *r, const char *key) {
+    for (size_t i = 0; r->reference && i < sizeof reference_keys / sizeof *reference_keys; i++)
+        if (strcmp(reference_keys[i].key, key) == 0) return reference_keys[i].reference;
+    return key;
+}
+
+static const json_t *value_of(const struct reader *r, const char *key) {
+    return json_object_get(r->obj, key_text(r, key));
+}
 
 static td_status wrong(const struct reader *r, const char *key, const char *expected,
                        const json_t *found) {
     char *text = found ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
     char shown[104];
-    td_status s = td_fail(r->err, TD_FORMAT, "%.120s: %s%s: expected %.100s, found %s", r->path,
-                          r->section, key, expected, text ? td_name_text(text, shown) : "nothing");
+    td_status s =
+        td_fail(r->err, TD_FORMAT, "%.120s: %s%s: expected %.100s, found %s", r->path, r->section,
+                key_text(r, key), expected, text ? td_name_text(text, shown) : "nothing");
     free(text);
     return s;
 }
 
 static td_status get_u32(const struct reader *r, const char *key, uint32_t lo, uint32_t hi,
                          uint32_t *ret) {
-    const json_t *v = json_object_get(r->obj, key);
+    const json_t *v = value_of(r, key);
     if (!json_is_integer(v) || json_integer_value(v) < (json_int_t)lo ||
         json_integer_value(v) > (json_int_t)hi) {
         char expected[64];
@@ -45,7 +77,7 @@ static td_status get_u32(const struct reader *r, const char *key, uint32_t lo, u
 }
 
 static td_status get_f32(const struct reader *r, const char *key, float lo, float hi, float *ret) {
-    const json_t *v = json_object_get(r->obj, key);
+    const json_t *v = value_of(r, key);
     double x = json_number_value(v);
     if (!json_is_number(v) || !(x >= (double)lo) || !(x <= (double)hi)) {
         char expected[64];
@@ -56,22 +88,30 @@ static td_status get_f32(const struct reader *r, const char *key, float lo, floa
     return TD_OK;
 }
 
+/* What the reference code takes for granted it does not say. Sizes among it show in the tensors'
+ * shapes. */
+static bool unsaid(const struct reader *r, const char *key) {
+    return r->reference && !value_of(r, key);
+}
+
 static td_status must_be(const struct reader *r, const char *key, uint32_t value) {
     uint32_t found;
+    if (unsaid(r, key)) return TD_OK;
     return get_u32(r, key, value, value, &found);
 }
 
 static td_status must_say(const struct reader *r, const char *key, const char *text) {
-    const json_t *v = json_object_get(r->obj, key);
+    const json_t *v = value_of(r, key);
     const char *s = json_string_value(v);
     char expected[64];
     snprintf(expected, sizeof expected, "\"%s\"", text);
+    if (unsaid(r, key)) return TD_OK;
     return s && strcmp(s, text) == 0 ? TD_OK : wrong(r, key, expected, v);
 }
 
 static td_status must_be_bool(const struct reader *r, const char *key, bool value) {
-    const json_t *v = json_object_get(r->obj, key);
-    if (json_is_boolean(v) && json_is_true(v) == value) return TD_OK;
+    const json_t *v = value_of(r, key);
+    if (unsaid(r, key) || (json_is_boolean(v) && json_is_true(v) == value)) return TD_OK;
     return wrong(r, key, value ? "true" : "false", v);
 }
 
@@ -93,11 +133,14 @@ static td_status read_fixed(const struct reader *r) {
 
 /* One ratio per layer; further ones (draft blocks) must be 0. */
 static td_status read_kinds(const struct reader *r, struct td_model_config *c) {
-    const json_t *v = json_object_get(r->obj, "compress_ratios");
+    const json_t *v = value_of(r, "compress_ratios");
     char expected[64];
     snprintf(expected, sizeof expected, "an array of at least %u ratios", c->layers);
     if (!json_is_array(v) || json_array_size(v) < c->layers)
         return wrong(r, "compress_ratios", expected, v);
+    if (json_array_size(v) > 2 * TD_MAX_LAYERS)
+        return wrong(r, "compress_ratios", "an array of at most 256 ratios", v);
+    c->draft_layers = (uint32_t)json_array_size(v) - c->layers;
     for (size_t i = 0; i < json_array_size(v); i++) {
         const json_t *e = json_array_get(v, i);
         json_int_t ratio = json_is_integer(e) ? json_integer_value(e) : -1;
@@ -110,6 +153,15 @@ static td_status read_kinds(const struct reader *r, struct td_model_config *c) {
                          : ratio == TD_CSA_RATIO ? TD_LAYER_CSA
                                                  : TD_LAYER_HCA;
     }
+    return TD_OK;
+}
+
+/* The reference code leaves the ids to the tokenizer, where they are the same in every release. */
+static td_status get_id(const struct reader *r, const char *key, uint32_t usual, uint32_t vocab,
+                        int32_t *ret) {
+    uint32_t id = usual;
+    if (!unsaid(r, key)) TD_TRY(get_u32(r, key, 0, vocab - 1, &id));
+    *ret = (int32_t)id;
     return TD_OK;
 }
 
@@ -131,16 +183,10 @@ static td_status read_sizes(const struct reader *r, struct td_model_config *c) {
     TD_TRY(get_u32(r, "moe_intermediate_size", 1, MAX_DIM, &c->expert_inner));
     TD_TRY(get_u32(r, "num_hash_layers", 0, c->layers, &c->hash_layers));
     TD_TRY(get_u32(r, "hc_sinkhorn_iters", 1, 1000, &c->sinkhorn_iters));
-    TD_TRY(get_u32(r, "max_position_embeddings", 1, 1 << 24, &c->max_positions));
     if (c->heads % c->o_groups != 0)
-        return wrong(r, "o_groups", "a divisor of num_attention_heads",
-                     json_object_get(r->obj, "o_groups"));
-    uint32_t id;
-    TD_TRY(get_u32(r, "bos_token_id", 0, c->vocab - 1, &id));
-    c->bos_id = (int32_t)id;
-    TD_TRY(get_u32(r, "eos_token_id", 0, c->vocab - 1, &id));
-    c->eos_id = (int32_t)id;
-    return TD_OK;
+        return wrong(r, "o_groups", "a divisor of num_attention_heads", value_of(r, "o_groups"));
+    TD_TRY(get_id(r, "bos_token_id", 0, c->vocab, &c->bos_id));
+    return get_id(r, "eos_token_id", 1, c->vocab, &c->eos_id);
 }
 
 static td_status read_numbers(struct reader r, struct td_model_config *c) {
@@ -150,41 +196,72 @@ static td_status read_numbers(struct reader r, struct td_model_config *c) {
     TD_TRY(get_f32(&r, "hc_eps", 1e-12f, 1.0f, &c->hc_eps));
     TD_TRY(get_f32(&r, "rope_theta", 1.0f, 1e12f, &c->rope_theta));
     TD_TRY(get_f32(&r, "compress_rope_theta", 1.0f, 1e12f, &c->compress_rope_theta));
-    const json_t *quant = json_object_get(r.obj, "quantization_config");
-    c->quantised = quant && !json_is_null(quant);
-    const json_t *rope = json_object_get(r.obj, "rope_scaling");
-    if (!json_is_object(rope)) return wrong(&r, "rope_scaling", "an object", rope);
-    r.obj = rope;
-    r.section = "rope_scaling.";
-    TD_TRY(must_say(&r, "type", "yarn"));
+    if (!r.reference) {
+        const json_t *rope = json_object_get(r.obj, "rope_scaling");
+        if (!json_is_object(rope)) return wrong(&r, "rope_scaling", "an object", rope);
+        r.obj = rope;
+        r.section = "rope_scaling.";
+        TD_TRY(must_say(&r, "type", "yarn"));
+    }
     TD_TRY(get_f32(&r, "factor", 1.0f, 1e6f, &c->yarn_factor));
     TD_TRY(get_f32(&r, "beta_fast", 1e-3f, 1e6f, &c->yarn_beta_fast));
     TD_TRY(get_f32(&r, "beta_slow", 1e-3f, 1e6f, &c->yarn_beta_slow));
     return get_u32(&r, "original_max_position_embeddings", 1, 1 << 30, &c->yarn_original_positions);
 }
 
-td_status td_model_config_load(const char *dir, struct td_model_config *ret, struct td_error *err) {
-    char path[4096], *text = NULL, shown[104];
-    size_t size;
-    int n = snprintf(path, sizeof path, "%s/config.json", dir);
-    if (n < 0 || (size_t)n >= sizeof path)
-        return td_fail(err, TD_TOO_LONG, "%.200s...: the path is too long", dir);
-    TD_TRY(td_file_read(path, MAX_CONFIG_BYTES, &text, &size, err));
+/* Without a limit of its own the reference code reaches as far as its rotary scaling. */
+static td_status read_positions(const struct reader *r, struct td_model_config *c) {
+    enum { MAX_POSITIONS = 1 << 24 };
+    double reach = (double)c->yarn_original_positions * (double)c->yarn_factor;
+    if (!unsaid(r, "max_position_embeddings"))
+        return get_u32(r, "max_position_embeddings", 1, MAX_POSITIONS, &c->max_positions);
+    c->max_positions = reach < MAX_POSITIONS ? (uint32_t)reach : MAX_POSITIONS;
+    return TD_OK;
+}
+
+/* Keys of one kind decide which; keys of both are two configurations in one. */
+static td_status read_style(struct reader *r) {
+    bool reference = json_object_get(r->obj, "dim") != NULL;
+    if (reference && json_object_get(r->obj, "hidden_size"))
+        return td_fail(r->err, TD_FORMAT,
+                       "%.200s: expected either the key hidden_size or the reference code's dim, "
+                       "found both",
+                       r->path);
+    r->reference = reference;
+    return TD_OK;
+}
+
+td_status td_model_config_parse(const char *path, const char *text, size_t size,
+                                struct td_model_config *ret, struct td_error *err) {
+    char shown[104];
     json_error_t je;
     json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &je);
-    free(text);
     if (!json_is_object(root)) {
         json_decref(root);
         return td_fail(err, TD_FORMAT, "%.150s: expected a JSON object, found: %s (line %d)", path,
                        root ? "another value" : td_name_text(je.text, shown), root ? 1 : je.line);
     }
     struct td_model_config c = {0};
-    struct reader r = {path, root, "", err};
-    td_status st = read_fixed(&r);
+    struct reader r = {.path = path, .obj = root, .section = "", .err = err};
+    td_status st = read_style(&r);
+    if (st == TD_OK) st = read_fixed(&r);
     if (st == TD_OK) st = read_sizes(&r, &c);
     if (st == TD_OK) st = read_kinds(&r, &c);
     if (st == TD_OK) st = read_numbers(r, &c);
+    if (st == TD_OK) st = read_positions(&r, &c);
     json_decref(root);
     if (st == TD_OK) *ret = c;
+    return st;
+}
+
+td_status td_model_config_load(const char *dir, struct td_model_config *ret, struct td_error *err) {
+    char path[PATH_BYTES], *text = NULL;
+    size_t size;
+    int n = snprintf(path, sizeof path, "%s/config.json", dir);
+    if (n < 0 || (size_t)n >= sizeof path)
+        return td_fail(err, TD_TOO_LONG, "%.200s...: the path is too long", dir);
+    TD_TRY(td_file_read(path, MAX_CONFIG_BYTES, &text, &size, err));
+    td_status st = td_model_config_parse(path, text, size, ret, err);
+    free(text);
     return st;
 }

@@ -4,6 +4,7 @@
 #define TD_KERNELS_MODEL_CONFIG_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/base/status.h"
@@ -12,9 +13,9 @@ enum {
     TD_MAX_LAYERS = 128,
     /* Compile-time in every kernel: equal in the tiny and the real model. */
     TD_HEAD_DIM = 512,
-    TD_ROPE_DIM = 64,       /* the last 64 of a head and of an indexer vector */
+    TD_ROPE_DIM = 64, /* the last 64 of a head and of an indexer vector */
     TD_INDEX_DIM = 128,
-    TD_WINDOW = 128,        /* sliding window, positions p-127..p */
+    TD_WINDOW = 128, /* sliding window, positions p-127..p */
     TD_HC_STREAMS = 4,
     TD_CSA_RATIO = 4,
     TD_HCA_RATIO = 128,
@@ -40,12 +41,20 @@ struct td_model_config {
     uint32_t yarn_original_positions;
     uint32_t max_positions;
     int32_t bos_id, eos_id;
-    bool quantised; /* config has quantization_config */
+    uint32_t draft_layers; /* ratios after the last layer: that many drafts may be in the files */
+    /* Some matrix is stored in 8 or 4 bits. Set from the tensors when a model is opened; what
+     * config.json says about it differs between revisions of the same files. */
+    bool quantised;
 };
 
-/* Reads DIR/config.json. A missing or contradictory value is TD_FORMAT with file, key, expected
- * and found. Values that must equal the compile-time ones above are checked. */
+/* Reads DIR/config.json, with the keys of transformers or of the reference code ("dim",
+ * "n_layers", ...; token ids and the longest position may be absent there). A missing or
+ * contradictory value is TD_FORMAT with file, key, expected and found. Values that must equal the
+ * compile-time ones above are checked. */
 TD_MUST_USE td_status td_model_config_load(const char *dir, struct td_model_config *ret,
                                            struct td_error *err);
+/* The same from `size` bytes of text; `path` is for sentences. */
+TD_MUST_USE td_status td_model_config_parse(const char *path, const char *text, size_t size,
+                                            struct td_model_config *ret, struct td_error *err);
 
 #endif

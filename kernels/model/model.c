@@ -7,6 +7,7 @@
 
 #include "kernels/model/bind.h"
 #include "kernels/model/file.h"
+#include "kernels/model/load.h"
 
 static td_status bind_hc(struct td_binder *b, const char *what, uint32_t rows, uint32_t scales,
                          const struct td_model_config *c, struct td_hc_weights *w) {
@@ -70,6 +71,22 @@ static td_status bind_expert(struct td_binder *b, const char *base, const struct
     return td_bind_linear(b, name, c->hidden, c->expert_inner, &w->w2);
 }
 
+/* All experts of a layer in two tensors, each expert's gate rows before its up rows. */
+static td_status bind_stacked_experts(struct td_binder *b, const struct td_model_config *c,
+                                      struct td_expert_weights *experts) {
+    struct td_weight gate_up, down;
+    uint32_t inner = c->expert_inner;
+    TD_TRY(
+        td_bind_stack(b, "ffn.experts.gate_up_proj", c->experts, 2 * inner, c->hidden, &gate_up));
+    TD_TRY(td_bind_stack(b, "ffn.experts.down_proj", c->experts, c->hidden, inner, &down));
+    for (uint32_t e = 0; e < c->experts; e++) {
+        experts[e].w1 = td_weight_rows(&gate_up, 2 * inner * e, inner);
+        experts[e].w3 = td_weight_rows(&gate_up, 2 * inner * e + inner, inner);
+        experts[e].w2 = td_weight_rows(&down, c->hidden * e, c->hidden);
+    }
+    return TD_OK;
+}
+
 static td_status bind_ffn(struct td_binder *b, const struct td_model_config *c, bool hash_routed,
                           struct td_layer_weights *w) {
     char base[48];
@@ -81,7 +98,8 @@ static td_status bind_ffn(struct td_binder *b, const struct td_model_config *c, 
         TD_TRY(td_bind_f32(b, "ffn.gate.bias", 1, c->experts, &w->gate_bias));
     TD_TRY(bind_expert(b, "ffn.shared_experts", c, &w->shared));
     w->experts = calloc(c->experts, sizeof *w->experts);
-    if (!w->experts) return td_fail(b->err, TD_NO_MEMORY, "%.250s: no memory", b->dir);
+    if (!w->experts) return td_fail(b->err, TD_NO_MEMORY, "%.250s: no memory", b->files->source);
+    if (td_bind_has(b, "ffn.experts.gate_up_proj")) return bind_stacked_experts(b, c, w->experts);
     for (uint32_t e = 0; e < c->experts; e++) {
         snprintf(base, sizeof base, "ffn.experts.%u", e);
         TD_TRY(bind_expert(b, base, c, &w->experts[e]));
@@ -92,7 +110,7 @@ static td_status bind_ffn(struct td_binder *b, const struct td_model_config *c, 
 static td_status bind_model(struct td_binder *b, struct td_model *m) {
     const struct td_model_config *c = &m->config;
     m->layer = calloc(c->layers, sizeof *m->layer);
-    if (!m->layer) return td_fail(b->err, TD_NO_MEMORY, "%.250s: no memory", b->dir);
+    if (!m->layer) return td_fail(b->err, TD_NO_MEMORY, "%.250s: no memory", b->files->source);
     TD_TRY(td_bind_plain(b, "embed.weight", c->vocab, c->hidden, &m->embed));
     TD_TRY(td_bind_plain(b, "head.weight", c->vocab, c->hidden, &m->head));
     TD_TRY(td_bind_plain(b, "norm.weight", 1, c->hidden, &m->norm));
@@ -108,13 +126,13 @@ static td_status bind_model(struct td_binder *b, struct td_model *m) {
         TD_TRY(bind_attention(b, c, c->kind[l], w));
         TD_TRY(bind_ffn(b, c, l < c->hash_layers, w));
     }
-    const struct td_tensor *extra = td_files_unused(b->files);
+    const struct td_tensor *extra = td_files_unused(b->files, c->layers, c->draft_layers);
     char shown[104];
     if (extra)
         return td_fail(b->err, TD_FORMAT,
                        "%.130s: tensor %s: expected no such name in a model with this config.json, "
                        "found %.20s",
-                       extra->file->path, td_name_text(extra->name, shown), extra->dtype_name);
+                       extra->file->path, td_name_text(extra->stored, shown), extra->dtype_name);
     return TD_OK;
 }
 
@@ -134,31 +152,61 @@ static uint64_t hash_tensors(const struct td_model_files *f, uint64_t h) {
     return h;
 }
 
-static td_status fingerprint(struct td_model *m, const char *dir, struct td_error *err) {
-    char path[4096], *text;
-    size_t size;
-    /* The length was checked when the configuration was read. */
-    snprintf(path, sizeof path, "%s/config.json", dir);
-    TD_TRY(td_file_read(path, SIZE_MAX - 1, &text, &size, err));
-    m->fingerprint = hash_tensors(m->files, td_hash_more(TD_HASH_START, text, size));
-    free(text);
+/* Values, not text: revisions of config.json that say the same are the same. Up to draft_layers all
+ * members are 4 bytes, so that there is no padding among them. */
+static uint64_t hash_config(const struct td_model_config *c, uint64_t h) {
+    return td_hash_more(h, c, offsetof(struct td_model_config, draft_layers));
+}
+
+static td_status model_from_files(struct td_model *m, struct td_error *err) {
+    struct td_binder b = {.files = m->files, .err = err};
+    TD_TRY(bind_model(&b, m));
+    m->config.quantised = b.quantised;
+    m->bytes = b.bytes;
+    m->fingerprint = hash_tensors(m->files, hash_config(&m->config, TD_HASH_START));
+    td_files_drop_names(m->files);
     return TD_OK;
 }
 
-td_status td_model_open(const char *dir, struct td_model **ret, struct td_error *err) {
+static struct td_model *model_create(const char *what, struct td_error *err) {
     struct td_model *m = calloc(1, sizeof *m);
+    if (m && (m->files = calloc(1, sizeof *m->files))) return m;
+    free(m);
+    td_fail(err, TD_NO_MEMORY, "%.250s: no memory", what);
+    return NULL;
+}
+
+td_status td_model_open_watched(const char *dir, const struct td_load_watch *watch,
+                                struct td_model **ret, struct td_error *err) {
+    struct td_model *m = model_create(dir, err);
+    if (!m) return TD_NO_MEMORY;
+    const struct td_model_config *c = &m->config;
     td_status st;
-    if (!m || !(m->files = calloc(1, sizeof *m->files))) {
-        st = td_fail(err, TD_NO_MEMORY, "%.250s: no memory", dir);
-        goto close_model;
-    }
-    struct td_binder b = {.files = m->files, .dir = dir, .err = err};
     TD_TRY_GOTO(td_model_config_load(dir, &m->config, err), close_model);
     TD_TRY_GOTO(td_files_open(m->files, dir, err), close_model);
-    TD_TRY_GOTO(bind_model(&b, m), close_model);
-    TD_TRY_GOTO(fingerprint(m, dir, err), close_model);
-    m->bytes = b.bytes;
-    td_files_drop_names(m->files);
+    TD_TRY_GOTO(td_files_read_through(m->files, c->layers, c->draft_layers, watch, err),
+                close_model);
+    TD_TRY_GOTO(model_from_files(m, err), close_model);
+    *ret = m;
+    return TD_OK;
+close_model:
+    td_model_close(m);
+    return st;
+}
+
+td_status td_model_open(const char *dir, struct td_model **ret, struct td_error *err) {
+    return td_model_open_watched(dir, NULL, ret, err);
+}
+
+td_status td_model_parse(const char *name, const struct td_model_config *config,
+                         const uint8_t *data, size_t size, struct td_model **ret,
+                         struct td_error *err) {
+    struct td_model *m = model_create(name, err);
+    if (!m) return TD_NO_MEMORY;
+    td_status st;
+    m->config = *config;
+    TD_TRY_GOTO(td_files_parse(m->files, name, data, size, err), close_model);
+    TD_TRY_GOTO(model_from_files(m, err), close_model);
     *ret = m;
     return TD_OK;
 close_model:

@@ -105,7 +105,8 @@ static td_status parse_entry(const struct td_safetensors *f, const char *name, c
     if (!json_is_object(entry)) return bad(f, name, err, "expected an object with dtype and shape");
     const char *dtype = json_string_value(json_object_get(entry, "dtype"));
     if (!dtype) return bad(f, name, err, "dtype: expected a string");
-    *t = (struct td_tensor){.name = name, .dtype_name = dtype, .dtype = dtype_of(dtype), .file = f};
+    *t = (struct td_tensor){
+        .name = name, .stored = name, .dtype_name = dtype, .dtype = dtype_of(dtype), .file = f};
     TD_TRY(parse_shape(f, name, entry, t, &elements, err));
     TD_TRY(parse_offsets(f, name, entry, f->size - data_start, &begin, &end, err));
     size_t unit = td_dtype_size(t->dtype);
@@ -184,7 +185,18 @@ td_status td_safetensors_open(struct td_safetensors *f, const char *path, struct
     return st;
 }
 
+td_status td_safetensors_parse(struct td_safetensors *f, const char *path, const uint8_t *data,
+                               size_t size, struct td_error *err) {
+    *f = (struct td_safetensors){.path = strdup(path), .map = data, .size = size, .borrowed = true};
+    if (!f->path) return td_fail(err, TD_NO_MEMORY, "%.250s: no memory", path);
+    td_status st = parse_header(f, err);
+    if (st != TD_OK) td_safetensors_finish(f);
+    return st;
+}
+
 void td_safetensors_drop_header(struct td_safetensors *f) {
+    for (size_t i = 0; i < f->count; i++)
+        if (f->tensors[i].name != f->tensors[i].stored) free((char *)(uintptr_t)f->tensors[i].name);
     free(f->tensors);
     f->tensors = NULL;
     f->count = 0;
@@ -194,7 +206,7 @@ void td_safetensors_drop_header(struct td_safetensors *f) {
 
 void td_safetensors_finish(struct td_safetensors *f) {
     td_safetensors_drop_header(f);
-    td_file_unmap(f->map, f->size);
+    if (!f->borrowed) td_file_unmap(f->map, f->size);
     free(f->path);
     *f = (struct td_safetensors){0};
 }

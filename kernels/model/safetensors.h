@@ -29,7 +29,8 @@ enum td_dtype {
 };
 
 struct td_tensor {
-    const char *name; /* owned by the file's header */
+    const char *name;   /* the official one once the checkpoint is open (names.h) */
+    const char *stored; /* as in the file; owned by its header */
     const char *dtype_name;
     enum td_dtype dtype;
     uint32_t rank;
@@ -44,6 +45,7 @@ struct td_safetensors {
     char *path;
     const uint8_t *map;
     size_t size;
+    bool borrowed;             /* `map` is the caller's */
     void *header;              /* parsed JSON; NULL after td_safetensors_drop_header */
     struct td_tensor *tensors; /* [count], by offset */
     size_t count;
@@ -51,6 +53,9 @@ struct td_safetensors {
 
 TD_MUST_USE td_status td_safetensors_open(struct td_safetensors *f, const char *path,
                                           struct td_error *err);
+/* The same from `size` bytes in memory, which must outlive *f; `path` is for sentences. */
+TD_MUST_USE td_status td_safetensors_parse(struct td_safetensors *f, const char *path,
+                                           const uint8_t *data, size_t size, struct td_error *err);
 /* Frees names and tensor list; the mapping, and so every data pointer, stays. */
 void td_safetensors_drop_header(struct td_safetensors *f);
 /* Fine on a zeroed or half-opened file. */

@@ -67,3 +67,13 @@ void td_weight_row(const struct td_weight *w, uint32_t r, float *ret) {
         break;
     }
 }
+
+struct td_weight td_weight_rows(const struct td_weight *w, uint32_t first, uint32_t rows) {
+    assert(w->format == TD_W_F32 || w->format == TD_W_BF16);
+    assert(first <= w->rows && rows <= w->rows - first);
+    struct td_weight part = *w;
+    size_t unit = w->format == TD_W_F32 ? 4 : 2;
+    part.rows = rows;
+    part.data = (const uint8_t *)w->data + (size_t)first * w->cols * unit;
+    return part;
+}

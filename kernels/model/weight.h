@@ -31,4 +31,7 @@ struct td_weight {
  * NVFP4's product with scale2, which is rounded once (e2m1 * e4m3 is exact). */
 void td_weight_row(const struct td_weight *w, uint32_t r, float *ret);
 
+/* Rows first..first+rows-1 of an unquantised matrix, as a view. */
+struct td_weight td_weight_rows(const struct td_weight *w, uint32_t first, uint32_t rows);
+
 #endif

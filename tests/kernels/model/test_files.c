@@ -214,7 +214,7 @@ static void folders_must_hold_a_model(void **state) {
     maker_init(&m, MAKER_BF16);
     refuse(m.dir, TD_NOT_FOUND, WORDS("config.json"));
     maker_write_config(&m, NULL, NULL);
-    refuse(m.dir, TD_NOT_FOUND, WORDS("model.safetensors", "found neither"));
+    refuse(m.dir, TD_NOT_FOUND, WORDS("model.safetensors", "found none"));
     snprintf(path, sizeof path, "%s/%s", m.dir, file);
     assert_int_equal(mkfifo(path, 0600), 0); /* must not wait for a writer */
     refuse(m.dir, TD_IO, WORDS(file, "regular file"));

@@ -43,7 +43,7 @@ static void every_format_opens(void **state) {
         assert_int_equal(model->config.kind[1], TD_LAYER_CSA);
         assert_int_equal(model->config.kind[2], TD_LAYER_HCA);
         assert_true(model->config.compress_rope_theta == 160000.0f);
-        assert_false(model->config.quantised);
+        assert_true(model->config.quantised == (kind != MAKER_BF16));
         const struct td_layer_weights *l = model->layer;
         for (int i = 0; i < 3; i++) {
             assert_int_equal(l[i].wq_b.format, linear[kind]);
@@ -181,6 +181,62 @@ static void tensors_must_fit_the_configuration(void **state) {
     maker_finish(&m);
 }
 
+static void e4m3_weights_must_be_numbers(void **state) {
+    (void)state;
+    struct maker m;
+    maker_init(&m, MAKER_FP8FP4);
+    struct maker_tensor *t = maker_find(&m, "layers.1.attn.wo_a.weight");
+    size_t last = t->end - t->begin - 1;
+    m.data[t->begin + last] = 0xff;
+    maker_write(&m);
+    char found[64];
+    snprintf(found, sizeof found, "found the NaN code 255 at byte %zu", last);
+    REFUSED(&m, "layers.1.attn.wo_a.weight", "expected weights that are numbers", found);
+    m.data[t->begin + last] = 0xfe; /* -448: the largest that is one */
+    maker_write(&m);
+    opens(&m);
+    m.data[t->begin] = 0x7f;
+    maker_write(&m);
+    REFUSED(&m, "layers.1.attn.wo_a.weight", "found the NaN code 127 at byte 0");
+    maker_finish(&m);
+}
+
+struct seen {
+    size_t calls, done, total;
+    bool backwards;
+};
+
+static void note(void *arg, size_t done, size_t total) {
+    struct seen *s = arg;
+    s->backwards |= done <= s->done || (s->calls && total != s->total);
+    s->calls++;
+    s->done = done;
+    s->total = total;
+}
+
+/* Drafts are not read, and so not counted; the shards are in one total. */
+static void reading_is_shown(void **state) {
+    (void)state;
+    struct maker m;
+    struct td_model *model;
+    struct td_error err;
+    struct seen s = {0};
+    uint64_t shape[1] = {1 << 20};
+    maker_init(&m, MAKER_FP8FP4);
+    size_t bytes = m.bytes;
+    maker_add(&m, "mtp.0.head.weight", "U8", 1, shape, 1 << 20);
+    maker_write_shards(&m, NULL, NULL);
+    const struct td_load_watch watch = {note, &s};
+    assert_int_equal(td_model_open_watched(m.dir, &watch, &model, &err), TD_OK);
+    assert_int_equal(model->bytes, bytes);
+    td_model_close(model);
+    assert_true(s.calls >= 2);
+    assert_false(s.backwards);
+    assert_int_equal(s.done, bytes);
+    assert_int_equal(s.total, bytes);
+    maker_finish(&m);
+}
+
 static void nvfp4_factors_must_be_positive_numbers(void **state) {
     (void)state;
     static const float bad[] = {0.0f, -1.0f, NAN, INFINITY};
@@ -207,6 +263,8 @@ int main(void) {
         cmocka_unit_test(draft_tensors_are_ignored),
         cmocka_unit_test(misaligned_tensors_are_copied),
         cmocka_unit_test(tensors_must_fit_the_configuration),
+        cmocka_unit_test(e4m3_weights_must_be_numbers),
+        cmocka_unit_test(reading_is_shown),
         cmocka_unit_test(nvfp4_factors_must_be_positive_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

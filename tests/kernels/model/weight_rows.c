@@ -1,5 +1,5 @@
-/* Writes every weight of a checkpoint as floats, for check_rows.py: a line "name rows cols", then
- * rows * cols little-endian fp32. */
+/* Writes every weight of a checkpoint as floats, for check_rows.py and check_names.py: a line
+ * "name rows cols", then rows * cols little-endian fp32. The fingerprint goes to stderr. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,6 +88,7 @@ int main(int argc, char **argv) {
     put_hc(&m->hc_head, "", "head");
     for (uint32_t l = 0; l < m->config.layers; l++)
         put_layer(&m->layer[l], l, m->config.experts);
+    fprintf(stderr, "fingerprint %016llx\n", (unsigned long long)m->fingerprint);
     td_model_close(m);
     return ferror(stdout) || fflush(stdout) ? 1 : 0;
 }
