@@ -642,6 +642,44 @@ def own_stop_with_requests():
     s.stop()
 
 
+def own_workers_killed():
+    """Workers die at random times under load: every answer is whole or an error, none hangs, and
+    the service comes back."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    r = random.Random(seed)
+    s = Setup()
+    outcomes = collections.Counter()
+
+    def one(i):
+        text = f"request {i} " + "and so on " * (i % 40)
+        try:
+            if i % 2:
+                got, finish, _ = joined(chat(s, text, stream=True))
+            else:
+                choice = chat(s, text).choices[0]
+                got, finish = choice.message.content, choice.finish_reason
+        except openai.APIError as e:
+            return type(e).__name__
+        return "right" if (got, finish) == (text, "stop") else f"WRONG {finish} {got!r}"
+
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        for round in range(4):
+            answers = [pool.submit(one, i) for i in range(60)]
+            time.sleep(r.uniform(0.05, 0.5))
+            s.fake.kill()
+            s.fake.wait()
+            s.start_workers()
+            outcomes.update(a.result(timeout=60) for a in answers)
+            s.wait_ready()
+    print(dict(outcomes))
+    assert not any(o.startswith("WRONG") for o in outcomes), outcomes
+    assert outcomes["right"] and len(outcomes) > 1, outcomes
+    assert chat(s, "after all").choices[0].message.content == "after all"
+    s.wait("nothing is left", lambda: in_flight(s) == [])
+    s.stop()
+
+
 def own_bad_start():
     s = Setup(workers=False, model__dir="/nonexistent")
     assert s.router.wait(20) == 1 and "/nonexistent" in (s.dir / "router.log").read_text()
