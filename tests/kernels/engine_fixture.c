@@ -62,3 +62,9 @@ size_t td_test_logit_bytes(void) {
 float *td_test_keep(const float *logits) {
     return memcpy(td_test_bytes(td_test_logit_bytes()), logits, td_test_logit_bytes());
 }
+
+void td_test_same_state(struct td_engine *a, struct td_engine *b) {
+    const struct td_kv_layout *l = td_engine_layout(a);
+    td_test_same("pool", td_engine_pool(a), td_engine_pool(b), l->pool_bytes);
+    td_test_same("slot", td_engine_slot(a, 0), td_engine_slot(b, 0), l->slot_bytes);
+}

@@ -1,51 +1,8 @@
-/* One sequence through the engine: the same bits whatever the chunks, threads, instruction set,
- * page ids and earlier contents of memory; bad steps refused without a trace; memory bounded. */
+/* One sequence through the engine: decode equals prefill, earlier contents of memory do not
+ * matter, state moves; bad steps are refused without a trace; memory is bounded. */
 #include <math.h>
 
 #include "tests/kernels/engine_fixture.h"
-
-/* All state of two engines of one layout. */
-static void same_state(struct td_engine *a, struct td_engine *b) {
-    const struct td_kv_layout *l = td_engine_layout(a);
-    td_test_same("pool", td_engine_pool(a), td_engine_pool(b), l->pool_bytes);
-    td_test_same("slot", td_engine_slot(a, 0), td_engine_slot(b, 0), l->slot_bytes);
-}
-
-static void chunks_case(enum td_kv_row_dtype row, enum td_kv_key_dtype key, uint32_t n) {
-    static const uint32_t chunks[] = {1, 3, 4, 5, 127, 128, 129, 256, 1024};
-    enum { MORE = 3 };
-    struct td_engine_options o = td_test_options();
-    o.row_dtype = row;
-    o.key_dtype = key;
-    struct td_engine *whole = td_test_engine(&o);
-    int32_t *ids = td_test_ids(n + MORE);
-    float *want[MORE + 1];
-    want[0] = td_test_keep(td_test_feed(whole, ids, 0, n, n));
-    assert_true(isfinite(want[0][0]));
-    for (uint32_t i = 0; i < MORE; i++)
-        want[i + 1] = td_test_keep(td_test_feed(whole, ids, n + i, 1, 1));
-    for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++) {
-        struct td_engine *e = td_test_engine(&o);
-        td_test_same("logits of a prompt in chunks", want[0], td_test_feed(e, ids, 0, n, chunks[c]),
-                     td_test_logit_bytes());
-        for (uint32_t i = 0; i < MORE; i++)
-            td_test_same("logits of decode after chunks", want[i + 1],
-                         td_test_feed(e, ids, n + i, 1, 1), td_test_logit_bytes());
-        same_state(whole, e);
-        td_engine_destroy(e);
-    }
-    for (uint32_t i = 0; i <= MORE; i++)
-        free(want[i]);
-    free(ids);
-    td_engine_destroy(whole);
-}
-
-static void chunk_edges_change_nothing(void **state) {
-    (void)state;
-    chunks_case(TD_KV_ROW_BF16, TD_KV_KEY_BF16, 515);
-    chunks_case(TD_KV_ROW_FP32, TD_KV_KEY_FP32, 389);
-    chunks_case(TD_KV_ROW_BF16, TD_KV_KEY_FP8, 390);
-}
 
 static void decode_equals_prefill(void **state) {
     (void)state;
@@ -63,31 +20,6 @@ static void decode_equals_prefill(void **state) {
     }
     free(ids);
     td_engine_destroy(e);
-}
-
-static void threads_and_instruction_sets_change_nothing(void **state) {
-    (void)state;
-    enum { N = 293 };
-    struct td_engine_options o = td_test_options();
-    o.threads = 1;
-    struct td_engine *one = td_test_engine(&o);
-    int32_t *ids = td_test_ids(N);
-    float *want = td_test_keep(td_test_feed(one, ids, 0, N, 200));
-    for (uint32_t threads = 1; threads <= 4; threads++) {
-        o.threads = threads;
-        o.base_ops = threads == 1;
-        struct td_engine *e = td_test_engine(&o);
-        td_test_same(o.base_ops ? "baseline ops" : "threads", want, td_test_feed(e, ids, 0, N, 200),
-                     td_test_logit_bytes());
-        same_state(one, e);
-        uint64_t a, b;
-        assert_string_equal(td_engine_numerics(one, &a), td_engine_numerics(e, &b));
-        assert_true(a == b);
-        td_engine_destroy(e);
-    }
-    free(want);
-    free(ids);
-    td_engine_destroy(one);
 }
 
 /* Memory of the caller, full of NaN patterns, in place of fresh zeros; then a second sequence in
@@ -192,7 +124,7 @@ static void bad_steps_leave_no_trace(void **state) {
     assert_int_equal(td_engine_step(e, two, 0, NULL, NULL, &err), TD_INVALID);
     struct td_capture small = {.runs = 0, .csa_layers = 3, .topk = 64};
     assert_int_equal(td_engine_step(e, &good, 1, NULL, &small, &err), TD_INVALID);
-    same_state(e, untouched);
+    td_test_same_state(e, untouched);
     float *want = td_test_keep(td_test_feed(untouched, ids, N, 5, 5));
     td_test_same("logits after refusals", want, td_test_feed(e, ids, N, 5, 5),
                  td_test_logit_bytes());
@@ -279,9 +211,7 @@ static void layers_alone(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chunk_edges_change_nothing),
         cmocka_unit_test(decode_equals_prefill),
-        cmocka_unit_test(threads_and_instruction_sets_change_nothing),
         cmocka_unit_test(earlier_contents_do_not_matter),
         cmocka_unit_test(state_moves_between_engines),
         cmocka_unit_test(bad_steps_leave_no_trace),

@@ -1,0 +1,33 @@
+/* The number of threads and the instruction set of the ops change no bit of logits or state. */
+#include "tests/kernels/engine_fixture.h"
+
+static void threads_and_instruction_sets_change_nothing(void **state) {
+    (void)state;
+    enum { N = 269 };
+    struct td_engine_options o = td_test_options();
+    o.threads = 1;
+    struct td_engine *one = td_test_engine(&o);
+    int32_t *ids = td_test_ids(N);
+    float *want = td_test_keep(td_test_feed(one, ids, 0, N, 200));
+    for (uint32_t threads = 1; threads <= 4; threads++) {
+        o.threads = threads;
+        o.base_ops = threads == 1;
+        struct td_engine *e = td_test_engine(&o);
+        td_test_same(o.base_ops ? "baseline ops" : "threads", want, td_test_feed(e, ids, 0, N, 200),
+                     td_test_logit_bytes());
+        td_test_same_state(one, e);
+        uint64_t a, b;
+        assert_string_equal(td_engine_numerics(one, &a), td_engine_numerics(e, &b));
+        assert_true(a == b);
+        td_engine_destroy(e);
+    }
+    free(want);
+    free(ids);
+    td_engine_destroy(one);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_and_instruction_sets_change_nothing)};
+    return cmocka_run_group_tests(tests, td_test_seed, NULL);
+}
