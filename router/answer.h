@@ -1,6 +1,9 @@
 /* The text side of one answer: tokens in, OpenAI JSON out, as a stream of chunks or as one
  * document, for both generating endpoints. Knows no worker and no clock.
  *
+ * completion_tokens in the usage counts what was sampled: end of text counts, and so do the tokens
+ * of a stop string that the client does not see. logprobs leave end of text out.
+ *
  * Chunks are written into the server's one scratch buffer. What an answer keeps itself is bounded
  * by its own text: the whole text when it is not streamed; logprobs of the tokens whose text is
  * still held back (as part of a stop string or of a code point) when it is. */
