@@ -113,6 +113,10 @@ static void submit(struct td_flow *f, const struct td_flow_submit *s) {
         refuse(f, s, "as many requests are in flight as router.max_requests allows");
         return;
     }
+    if (f->counts.queued > 0 && td_flow_wait_ns(f) > f->o.queue_ns) {
+        refuse(f, s, "those that wait already would use up the time a request may wait");
+        return;
+    }
     struct request *r = td_flow_take(f, s);
     if (r == NULL) {
         refuse(f, s, "too many ended requests still wait for their workers");

@@ -78,19 +78,24 @@ void td_flow_over(struct td_flow *f, struct request *r) {
     f->counts.tombstones++;
     if (!r->pinned) {
         f->counts.live--;
-        if (f->last_end_ns != 0) {
+        /* How fast requests end when others wait: idle time says nothing about that. */
+        if (f->was_queued) {
             uint64_t gap = f->now_ns - f->last_end_ns;
             f->end_gap_ns = f->end_gap_ns == 0 ? gap : (7 * f->end_gap_ns + gap) / 8;
         }
+        f->was_queued = f->counts.queued > 0;
         f->last_end_ns = f->now_ns;
     }
     give_if_done(f, r);
 }
 
+uint64_t td_flow_wait_ns(const struct td_flow *f) {
+    return f->end_gap_ns * (f->counts.queued + 1);
+}
+
 uint32_t td_flow_retry_ms(const struct td_flow *f) {
-    /* Requests end one every `gap`; who comes back must let the queue pass. */
     if (f->end_gap_ns == 0) return RETRY_MS_UNKNOWN;
-    uint64_t ms = f->end_gap_ns * (f->counts.queued + 1) / MS_NS;
+    uint64_t ms = td_flow_wait_ns(f) / MS_NS;
     return ms < RETRY_MS_MIN ? RETRY_MS_MIN : ms > RETRY_MS_MAX ? RETRY_MS_MAX : (uint32_t)ms;
 }
 

@@ -35,6 +35,7 @@ struct request {
     enum state state;
     struct td_link link; /* in the list of its state, or in the free list */
     uint32_t hash_next;
+    uint64_t order; /* of submission: who was first is served first, also after coming back */
     uint64_t deadline_ns, queue_deadline_ns;
     bool pinned; /* a probe: this pair or none */
     /* this attempt */
@@ -76,11 +77,13 @@ struct td_flow {
     uint32_t *bucket; /* [capacity] heads of chains by request id; UINT32_MAX: empty */
     struct td_link free;
     struct clocked queued, admitting, admitted;
-    bool pump_due;              /* something changed for those that wait */
-    uint64_t pump_ns, probe_ns; /* when a worker stops being busy or cool; UINT64_MAX: none */
-    uint64_t next_probe;        /* number of the next probe's request */
+    bool pump_due;                   /* something changed for those that wait */
+    uint64_t pump_ns, probe_ns;      /* when a worker stops being busy or cool; UINT64_MAX: none */
+    uint64_t next_order, next_probe; /* next numbers: of submissions, of probes' requests */
     struct probe probe;
-    uint64_t now_ns, last_end_ns, end_gap_ns; /* smoothed time between ends: for Retry-After */
+    uint64_t now_ns, last_end_ns;
+    bool was_queued;     /* somebody waited at the last end */
+    uint64_t end_gap_ns; /* smoothed time between ends while others wait */
     struct td_flow_counts counts;
 };
 
@@ -100,6 +103,8 @@ void td_flow_fail(struct td_flow *f, struct request *r, td_status s, uint32_t re
                   const char *text);
 /* Without a word to the client. */
 void td_flow_over(struct td_flow *f, struct request *r);
+/* How long a request that comes now would wait; 0: unknown. */
+uint64_t td_flow_wait_ns(const struct td_flow *f);
 uint32_t td_flow_retry_ms(const struct td_flow *f);
 
 /* flow_table.c: entries, lists and clocks */

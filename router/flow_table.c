@@ -52,6 +52,7 @@ struct request *td_flow_take(struct td_flow *f, const struct td_flow_submit *s) 
     memset(r, 0, offsetof(struct request, held));
     td_list_init(&r->link);
     r->s = *s;
+    r->order = f->next_order++;
     r->decode = r->prefill = NO_LEG;
     r->times.submitted = f->now_ns;
     uint32_t *b = bucket(f, s->request);
@@ -87,11 +88,12 @@ void td_flow_to(struct td_flow *f, struct request *r, enum state state, uint64_t
     r->state = state;
     r->deadline_ns = deadline_ns;
     if (to == NULL) return;
-    /* A request that had a pair before is older than all that wait. */
-    if (state == QUEUED && r->attempt > 0)
-        td_list_push_front(&to->head, &r->link);
-    else
-        td_list_push_back(&to->head, &r->link);
+    struct td_link *before = &to->head; /* the end, but in the queue by age */
+    if (state == QUEUED)
+        while (before->prev != &to->head &&
+               TD_CONTAINER(before->prev, struct request, link)->order > r->order)
+            before = before->prev;
+    td_list_push_back(before, &r->link);
     if (state == QUEUED) {
         f->counts.queued++;
         f->pump_due = true;

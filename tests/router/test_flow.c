@@ -263,6 +263,27 @@ static void test_too_many_requests(void **state) {
     assert_string_equal(submit(4), "FAIL 4 BUSY retry\n");
 }
 
+static void run_to_end(uint64_t r, uint32_t attempt, uint64_t ms) {
+    admitted(D, r, attempt);
+    tokens(P, r, attempt, 0, 1);
+    tokens(D, r, attempt, 1, 1);
+    now += ms * MS;
+    finished(D, r, attempt, 2);
+}
+
+static void test_shed_early(void **state) {
+    (void)state;
+    submit(1), submit(2), submit(3);
+    busy(D, 2, 1), busy(D, 3, 1);
+    run_to_end(1, 1, 10); /* two wait: from here on ends are counted */
+    assert_non_null(strstr(released(D, 1, 1), "3 ADMIT 2.2\n3 ADMIT 3.2\n"));
+    busy(D, 2, 2);
+    run_to_end(3, 2, 600);
+    busy(D, 2, 3);
+    /* One waits, and requests end every 600 ms: a wait of 1,200 ms would be too long. */
+    assert_string_equal(submit(4), "FAIL 4 BUSY retry\n");
+}
+
 static void test_no_worker_in_time(void **state) {
     (void)state;
     down(P);
@@ -451,6 +472,7 @@ int main(void) {
         T(test_busy_waits_then_says_when),
         T(test_a_place_that_frees_up_is_used_at_once),
         T(test_too_many_requests),
+        T(test_shed_early),
         T(test_no_worker_in_time),
         T(test_failure_before_the_first_token_moves_on),
         T(test_held_tokens_die_with_their_attempt),

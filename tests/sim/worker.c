@@ -292,7 +292,7 @@ static void make_machine(struct sim *s, struct sim_worker *w) {
             .reserve_new = s->o.reserve_new,
             .max_tokens = DECODE_TOKENS,
             .eos = SIM_EOS,
-            .max_peers = s->o.prefills + 2,
+            .max_peers = s->o.prefills + 1,
             .landing_slabs = LANDING,
             .slab_bytes = slab_bytes(s),
             .lease_ns = 600 * SIM_MS,
