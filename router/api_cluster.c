@@ -163,7 +163,7 @@ static void write_pairs(struct td_json_out *w, const struct td_fleet *f) {
 static void write_requests(struct td_json_out *w, const struct td_serve *s, uint64_t now) {
     td_json_key(w, "requests");
     td_json_open(w, '[');
-    TD_LIST_EACH(&s->requests, it) {
+    TD_LIST_EACH (&s->requests, it) {
         const struct td_request *r = TD_CONTAINER(it, struct td_request, link);
         bool running = r->stage == TD_REQUEST_RUNNING; /* else its prompt is another thread's */
         td_json_open(w, '{');

@@ -51,7 +51,7 @@ static void finish(struct td_request *r, enum td_outcome outcome, int status,
 
 void td_request_reap(struct td_serve *s) {
     if (s->pumping) return; /* actions not yet taken may refer to prompts; the pump reaps */
-    TD_LIST_EACH_SAFE(&s->dead, it, tmp) {
+    TD_LIST_EACH_SAFE (&s->dead, it, tmp) {
         struct td_request *r = TD_CONTAINER(it, struct td_request, link);
         if (r->held) continue;
         td_list_remove(&r->link);

@@ -61,7 +61,7 @@ static void release(struct worker *w, struct td_key key) {
 }
 
 static struct job *find(struct td_key key) {
-    TD_LIST_EACH(&jobs, it) {
+    TD_LIST_EACH (&jobs, it) {
         struct job *j = TD_CONTAINER(it, struct job, link);
         if (j->key.request == key.request && j->key.attempt == key.attempt) return j;
     }
@@ -191,7 +191,7 @@ static void on_tick(void *user) {
     (void)user;
     uint64_t now = td_now_ns();
     steps++;
-    TD_LIST_EACH_SAFE(&jobs, it, tmp) {
+    TD_LIST_EACH_SAFE (&jobs, it, tmp) {
         advance(TD_CONTAINER(it, struct job, link), now);
     }
 }
@@ -338,7 +338,7 @@ int main(int argc, char **argv) {
     uv_run(&loop, UV_RUN_DEFAULT);
     td_signals_destroy(signals);
     td_status st = td_loop_drain(&loop, 5000);
-    TD_LIST_EACH_SAFE(&jobs, it, tmp) {
+    TD_LIST_EACH_SAFE (&jobs, it, tmp) {
         drop(TD_CONTAINER(it, struct job, link));
     }
     td_tokenizer_destroy(tokenizer);
