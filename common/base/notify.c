@@ -84,9 +84,6 @@ td_status td_notify_open(struct td_notify *n, struct td_error *err) {
         if (st == TD_OK) st = connect_to(path, &n->fd, err);
         if (st == TD_OK) td_watchdog_init(&n->watchdog, timeout_ns);
     }
-    unsetenv("NOTIFY_SOCKET");
-    unsetenv("WATCHDOG_USEC");
-    unsetenv("WATCHDOG_PID");
     return st;
 }
 

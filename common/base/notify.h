@@ -36,9 +36,8 @@ struct td_notify {
     char status[TD_NOTIFY_STATUS_MAX]; /* as last sent */
 };
 
-/* Reads both variables and removes them, so that no child inherits them: call it in main, before
- * any thread. OK without a manager; CONFIG when NOTIFY_SOCKET or WATCHDOG_USEC is malformed; IO
- * when the socket cannot be reached. After a failure *n is as without a manager. */
+/* Reads both variables. OK without a manager; CONFIG when one of them is malformed; IO when the
+ * socket cannot be reached. After a failure *n is as without a manager. */
 TD_MUST_USE td_status td_notify_open(struct td_notify *n, struct td_error *err);
 void td_notify_close(struct td_notify *n);
 
