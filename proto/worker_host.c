@@ -7,10 +7,12 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/notify.h"
 #include "common/base/role_args.h"
 #include "common/io/loop.h"
 
-enum { JOBS_MAX = 8, DRAIN_MS = 3000 };
+enum { JOBS_MAX = 8, DRAIN_MS = 3000, ALIVE_MS = 1000 };
 
 struct td_host {
     uv_loop_t loop;
@@ -27,6 +29,9 @@ struct td_host {
     uint32_t stop_ms;
     uv_check_t check; /* looks for the end once stopping */
     bool check_open, stopping;
+    struct td_notify notify; /* the service manager */
+    struct td_timer *alive;  /* asks whether it deserves a sign of life */
+    enum td_role role;
 };
 
 uint64_t td_host_epoch(void) {
@@ -53,6 +58,8 @@ void td_host_hello_init(struct td_msg_hello *hello, enum td_role role, const cha
 static void on_up(void *user, struct td_conn *c, const struct td_msg *first) {
     (void)c;
     struct td_host *h = user;
+    td_notify_status(&h->notify, "serving; linked with router %016llx",
+                     (unsigned long long)first->hello_reply.epoch);
     h->events->on_router_up(h->user, &first->hello_reply);
 }
 
@@ -64,6 +71,7 @@ static void on_msg(void *user, struct td_conn *c, const struct td_msg *m) {
 
 static void on_down(void *user, struct td_conn *c, td_status why, const char *text) {
     struct td_host *h = user;
+    td_notify_status(&h->notify, "waiting for the router: %s", text);
     h->events->on_router_down(h->user, c != NULL, why, text);
 }
 
@@ -77,6 +85,18 @@ static void on_beat(void *user, struct td_conn *c, struct td_msg_heartbeat *beat
 
 static const struct td_link_events link_events = {
     .on_up = on_up, .on_msg = on_msg, .on_down = on_down, .on_beat = on_beat};
+
+/* ---- the service manager ---- */
+
+/* Work is what the engine could do now; a handoff that waits for a peer has clocks of its own. */
+static void on_alive(void *user) {
+    struct td_host *h = user;
+    struct td_msg_heartbeat load = {0};
+    struct td_msg_ledger ledger;
+    h->events->on_beat(h->user, &load, &ledger);
+    bool busy = load.queued_tokens > 0 || (h->role == TD_ROLE_DECODE && load.running > 0);
+    td_notify_alive(&h->notify, td_now_ns(), busy, load.steps);
+}
 
 /* ---- the end ---- */
 
@@ -95,6 +115,7 @@ static void on_signal(void *user, int signum) {
     struct td_host *h = user;
     if (h->stopping) return;
     h->stopping = true;
+    td_notify_stopping(&h->notify);
     td_link_client_destroy(h->router);
     h->router = NULL;
     td_timer_after(h->stop_timer, h->stop_ms);
@@ -112,6 +133,7 @@ static void on_deadline(void *user) {
 static td_status open_parts(struct td_host *h, uint32_t max_peers, struct td_error *err) {
     if (td_signals_create(&h->loop, on_signal, h, &h->signals) != TD_OK ||
         td_timer_create(&h->loop, on_deadline, h, &h->deadline) != TD_OK ||
+        td_timer_create(&h->loop, on_alive, h, &h->alive) != TD_OK ||
         td_timer_create(&h->loop, on_stop_timer, h, &h->stop_timer) != TD_OK)
         return td_fail(err, TD_NO_MEMORY, "no memory for signals and timers");
     uv_check_init(&h->loop, &h->check);
@@ -137,6 +159,9 @@ td_status td_host_create(const struct td_config *config, uint64_t epoch,
     h->user = user;
     h->stop_ms = stop_ms;
     h->deadline_ns = UINT64_MAX;
+    struct td_error unheard;
+    if (td_notify_open(&h->notify, &unheard) != TD_OK)
+        td_warn("the service manager will not hear of us: %s", unheard.text);
     td_status st = open_parts(h, max_peers, err);
     if (st != TD_OK) {
         (void)!td_host_destroy(h);
@@ -149,6 +174,7 @@ td_status td_host_create(const struct td_config *config, uint64_t epoch,
 td_status td_host_dial(struct td_host *h, const struct td_msg_hello *hello, struct td_error *err) {
     char address[TD_CONFIG_STRING_MAX + sizeof "/router.sock"];
     snprintf(address, sizeof address, "%s/router.sock", h->config->run_dir);
+    h->role = hello->role;
     struct td_link_options o = {.epoch = h->epoch,
                                 .heartbeat_ms = (uint32_t)h->config->heartbeat_ms,
                                 .peer_timeout_ms = (uint32_t)h->config->peer_timeout_ms};
@@ -156,6 +182,9 @@ td_status td_host_dial(struct td_host *h, const struct td_msg_hello *hello, stru
 }
 
 void td_host_run(struct td_host *h) {
+    td_timer_every(h->alive, ALIVE_MS);
+    td_notify_status(&h->notify, "waiting for the router");
+    td_notify_ready(&h->notify);
     uv_run(&h->loop, UV_RUN_DEFAULT);
 }
 
@@ -166,6 +195,8 @@ td_status td_host_destroy(struct td_host *h) {
     td_plane_destroy(h->plane);
     td_timer_destroy(h->deadline);
     td_timer_destroy(h->stop_timer);
+    td_timer_destroy(h->alive);
+    td_notify_close(&h->notify);
     td_signals_destroy(h->signals);
     if (h->check_open) uv_close((uv_handle_t *)&h->check, NULL);
     td_status st = td_loop_drain(&h->loop, DRAIN_MS);

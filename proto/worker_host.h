@@ -1,6 +1,6 @@
 /* The shell that both kinds of worker live in: loop, signals, the engine's jobs thread, the control
- * link to the router, the data plane, one deadline timer, and an orderly end. A role adds its
- * machine; what follows from an event is decided there. */
+ * link to the router, the data plane, one deadline timer, the service manager's signs of life, and
+ * an orderly end. A role adds its machine; what follows from an event is decided there. */
 #ifndef TD_PROTO_WORKER_HOST_H
 #define TD_PROTO_WORKER_HOST_H
 
@@ -17,6 +17,7 @@ struct td_host_events {
     void (*on_router_up)(void *user, const struct td_msg_hello_reply *r);
     /* The link was lost (`was_up`), or the router refused our hello; it is dialed again. */
     void (*on_router_down)(void *user, bool was_up, td_status why, const char *text);
+    /* Fills in how much work there is; changes nothing. Also asked without a link. */
     void (*on_beat)(void *user, struct td_msg_heartbeat *beat, struct td_msg_ledger *ledger);
     void (*on_deadline)(void *user); /* td_host_deadline has come */
     /* SIGTERM or SIGINT: the link to the router is closed; cancel everything. The loop goes on
@@ -42,7 +43,7 @@ TD_MUST_USE td_status td_host_create(const struct td_config *config, uint64_t ep
 /* Dials run_dir/router.sock, for ever. `hello` must outlive the host. */
 TD_MUST_USE td_status td_host_dial(struct td_host *h, const struct td_msg_hello *hello,
                                    struct td_error *err);
-/* Serves until stopped. */
+/* Tells the service manager that the worker is ready, router or not, and serves until stopped. */
 void td_host_run(struct td_host *h);
 /* Ends the jobs thread first, so that nothing uses the engine any more; then links, then the loop.
  * BUSY: a handle was left open. NULL is fine. */
