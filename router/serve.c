@@ -59,9 +59,21 @@ static void fail(struct td_serve *s, const struct td_error *err) {
     td_serve_stop(s);
 }
 
+/* The router has no engine: that its loop turns is its progress. */
+static void tell_manager(struct td_serve *s, uint64_t now) {
+    const char *why = td_serve_not_ready(s);
+    td_notify_alive(&s->notify, now, false, 0);
+    if (why) {
+        td_notify_status(&s->notify, "not ready: %s", why);
+    } else {
+        td_notify_status(&s->notify, "serving on %s", s->config->router_listen);
+    }
+}
+
 static void on_tick(void *user) {
     struct td_serve *s = user;
     uint64_t now = td_now_ns();
+    tell_manager(s, now);
     TD_LIST_EACH_SAFE(&s->requests, it, tmp) {
         td_request_tick(TD_CONTAINER(it, struct td_request, link), now);
     }
@@ -82,6 +94,7 @@ static void loaded(uv_work_t *work, int status) {
     }
     s->phase = TD_SERVE_RUNNING;
     td_timer_every(s->tick, TD_SERVE_TICK_MS);
+    td_notify_ready(&s->notify);
     td_info("tokenizer loaded (%d tokens, %.2f s); waiting for workers",
             td_tokenizer_size(s->tokenizer), (double)(td_now_ns() - s->started_ns) * 1e-9);
 }
@@ -156,6 +169,8 @@ td_status td_serve_create(uv_loop_t *loop, const struct td_config *config, struc
     s->started_wall_s = td_wall_s();
     td_list_init(&s->requests);
     td_list_init(&s->dead);
+    if (td_notify_open(&s->notify, err) != TD_OK)
+        td_warn("the service manager will not hear of us: %s", err->text);
     td_status st = start(s, err);
     if (st != TD_OK) {
         td_serve_stop(s);
@@ -174,6 +189,7 @@ uint16_t td_serve_port(const struct td_serve *s) {
 void td_serve_stop(struct td_serve *s) {
     if (s->phase == TD_SERVE_STOPPING) return;
     s->phase = TD_SERVE_STOPPING;
+    td_notify_stopping(&s->notify);
     if (s->load_pending) (void)uv_cancel((uv_req_t *)&s->load);
     /* First the cancels, so that they are flushed by the links. */
     TD_LIST_EACH_SAFE(&s->requests, it, tmp) {
@@ -204,5 +220,6 @@ void td_serve_destroy(struct td_serve *s) {
     td_ids_free(&s->probe);
     td_tokenizer_destroy(s->tokenizer);
     td_json_out_free(&s->scratch);
+    td_notify_close(&s->notify);
     free(s);
 }

@@ -4,6 +4,7 @@
 #define TD_ROUTER_SERVE_PARTS_H
 
 #include "common/base/list.h"
+#include "common/base/notify.h"
 #include "common/io/loop.h"
 #include "proto/link.h"
 #include "router/answer.h"
@@ -56,6 +57,7 @@ struct td_serve {
     uint32_t n_requests;
     uint64_t next_request;
     struct td_metrics metrics;
+    struct td_notify notify;    /* the service manager */
     struct td_json_out scratch; /* every answer is written here before it is sent */
 };
 
