@@ -38,7 +38,7 @@ static td_status take(struct td_binder *b, const char *name, const char *suffix,
     return TD_OK;
 }
 
-/* Shape [rows, cols]; a vector (rows == 1) is stored with rank 1. */
+/* Shape [rows, cols]; a vector (rows == 1) is stored with rank 1, a matrix of one row with 2. */
 static td_status check_shape(const struct td_binder *b, const struct td_tensor *t, uint64_t rows,
                              uint64_t cols, bool vector) {
     uint64_t want[2] = {vector ? cols : rows, cols};
@@ -46,6 +46,7 @@ static td_status check_shape(const struct td_binder *b, const struct td_tensor *
     char found[128], expected[128], with[160];
     if (t->rank == rank && t->shape[0] == want[0] && (vector || t->shape[1] == want[1]))
         return TD_OK;
+    if (vector && t->rank == 2 && t->shape[0] == 1 && t->shape[1] == cols) return TD_OK;
     snprintf(with, sizeof with, "shape %s", td_shape_text(want, rank, expected));
     return wrong(b, t, with, td_shape_text(t->shape, t->rank, found));
 }

@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+"""Writes the seeds of the fuzz corpora: for each target whole inputs ("ok-...") and one broken input
+per kind of damage ("bad-..."). Findings of the fuzzer are added beside them by hand.
+
+usage: make_corpus.py          rewrites tests/fuzz/corpus/*/{ok,bad}-*
+"""
+import json
+import pathlib
+import struct
+
+CORPUS = pathlib.Path(__file__).parent / "corpus"
+H, INNER, LORA, V = 32, 32, 32, 2
+DATA = 1 << 20  # the data area of fuzz_model.c
+
+
+def put(target, name, data):
+    folder = CORPUS / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def dump(value):
+    return json.dumps(value, separators=(",", ":"))
+
+
+def entry(dtype, shape, begin, end):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def file(header, data=b"", length=None):
+    text = header if isinstance(header, bytes) else dump(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def safetensors():
+    a, b = entry("BF16", [2, 2], 0, 8), entry("U8", [3], 8, 11)
+    good = {"__metadata__": {"format": "pt"}, "layers.0.attn.wq_a.weight": a, "mtp.0.x": b}
+    data = bytes(range(11))
+    def both(x, y=None):
+        return file({"layers.0.attn.wq_a.weight": x, "mtp.0.x": y or b}, data)
+    put("safetensors", "ok-two", file(good, data))
+    put("safetensors", "ok-empty", file({}))
+    put("safetensors", "ok-spaces", file(dump(good).encode() + b"   ", data))
+    put("safetensors", "ok-empty-tensor", both(entry("F32", [0, 7], 0, 0)))
+    put("safetensors", "ok-unknown-dtype", both(entry("F4", [], 0, 8)))
+    hugging = {f"model.layers.0.{n}": entry("U8", [1], i, i + 1) for i, n in enumerate(
+        ["self_attn.q_a_proj.weight", "self_attn.q_a_proj.weight_scale_inv", "mlp.gate.weight",
+         "mlp.gate.e_score_correction_bias", "self_attn.compressor.indexer.kv_norm.weight",
+         "mlp.experts.gate_up_proj", "attn_hc.fn", "input_layernorm.weight", "mlp.topk.tid2eid"])}
+    put("safetensors", "ok-transformers", file(hugging, bytes(9)))
+    put("safetensors", "bad-empty", b"")
+    put("safetensors", "bad-short", b"\x02\0\0\0{}")
+    put("safetensors", "bad-truncated-json", file(dump(good).encode()[:-9], data))
+    put("safetensors", "bad-truncated-data", file(good, data[:-1]))
+    put("safetensors", "bad-huge-length", file(good, data, 1 << 63))
+    put("safetensors", "bad-length-into-data", file(good, data, len(dump(good)) + 4))
+    put("safetensors", "bad-overlap", both(a, entry("U8", [3], 7, 10)))
+    put("safetensors", "bad-same-bytes", both(a, entry("BF16", [4], 0, 8)))
+    put("safetensors", "bad-inside-out", both(entry("BF16", [0], 8, 0)))
+    put("safetensors", "bad-negative", both(entry("BF16", [2, 2], -8, 0)))
+    put("safetensors", "bad-past-end", both(a, entry("U8", [3], 9, 12)))
+    put("safetensors", "bad-huge-offset", both(a, entry("U8", [3], 2**63 - 4, 2**63 - 1)))
+    put("safetensors", "bad-too-large-integer", both(a, entry("U8", [3], 8, 2**64)))
+    put("safetensors", "bad-huge-shape", both(entry("BF16", [2**62, 4], 0, 8)))
+    put("safetensors", "bad-shape-wraps", both(entry("I64", [2**61, 1], 0, 0)))
+    put("safetensors", "bad-negative-size", both(entry("BF16", [-2, -2], 0, 8)))
+    put("safetensors", "bad-rank", both(entry("BF16", [1] * 8 + [4], 0, 8)))
+    put("safetensors", "bad-float-size", both(entry("BF16", [4.0], 0, 8)))
+    put("safetensors", "bad-dtype", both(entry(7, [4], 0, 8)))
+    put("safetensors", "bad-array", file(b"[1]"))
+    put("safetensors", "bad-entry", file({"x": 3}))
+    twice = dump({"x": a}).encode()[:-1] + b"," + dump({"x": b}).encode()[1:]
+    put("safetensors", "bad-twice", file(twice, data))
+    put("safetensors", "bad-nul-name", file(b'{"a\\u0000b":' + dump(a).encode() + b"}", data))
+    put("safetensors", "bad-utf8", file(b'{"\xff\xfe":' + dump(a).encode() + b"}", data))
+    put("safetensors", "bad-deep", file(b'{"x":' + b"[" * 5000 + b"]" * 5000 + b"}"))
+    put("safetensors", "bad-official-twice", file({"norm.weight": a, "model.norm.weight": b}, data))
+    put("safetensors", "bad-mixed", file({"layers.0.attn.wkv.weight": a,
+                                          "layers.1.self_attn.wkv.weight": b}, data))
+    put("safetensors", "ok-long-name", file({"layers.1.attn." + "x" * 3000: a}, data))
+
+
+def index():
+    names = ["norm.weight", "embed.weight", "head.weight"]
+    good = {"metadata": {"total_size": 3}, "weight_map": dict.fromkeys(names, "a.safetensors")}
+    def mapped(**changes):
+        return dump({"weight_map": good["weight_map"] | changes})
+    put("index", "ok-whole", dump(good))
+    put("index", "bad-empty", "")
+    put("index", "bad-truncated", dump(good)[:-2])
+    put("index", "bad-no-map", dump({"metadata": {}}))
+    put("index", "bad-map-is-array", dump({"weight_map": names}))
+    put("index", "bad-empty-map", dump({"weight_map": {}}))
+    put("index", "bad-number", mapped(x=3))
+    put("index", "bad-parent-folder", mapped(x="../a.safetensors"))
+    put("index", "bad-absolute", mapped(x="/etc/passwd"))
+    put("index", "bad-hidden", mapped(x=".a"))
+    put("index", "bad-empty-name", mapped(x=""))
+    put("index", "bad-long-name", mapped(x="a" * 256))
+    put("index", "bad-other-shard", mapped(**{"norm.weight": "b.safetensors"}))
+    put("index", "bad-unknown-tensor", mapped(x="a.safetensors"))
+    put("index", "bad-missing-tensor", dump({"weight_map": {names[0]: "a.safetensors"}}))
+    put("index", "bad-many-shards", dump({"weight_map": {f"t{i}": f"{i}" for i in range(4097)}}))
+    put("index", "bad-twice", '{"weight_map":{"x":"a","x":"b"}}')
+    put("index", "bad-deep", '{"weight_map":' + "[" * 5000 + "]" * 5000 + "}")
+
+
+def config():
+    good = {"model_type": "deepseek_v4", "attention_bias": False, "bos_token_id": 0,
+            "eos_token_id": 1, "compress_ratios": [0, 4, 128, 0], "compress_rope_theta": 160000,
+            "hc_eps": 1e-6, "hc_mult": 4, "hc_sinkhorn_iters": 20, "head_dim": 512,
+            "hidden_act": "silu", "hidden_size": 64, "index_head_dim": 128, "index_n_heads": 2,
+            "index_topk": 16, "max_position_embeddings": 4096, "moe_intermediate_size": 32,
+            "n_routed_experts": 2, "n_shared_experts": 1, "norm_topk_prob": True,
+            "num_attention_heads": 2, "num_experts_per_tok": 1, "num_hash_layers": 1,
+            "num_hidden_layers": 3, "num_key_value_heads": 1, "o_groups": 2, "o_lora_rank": 16,
+            "q_lora_rank": 32, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6,
+            "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 16,
+                             "original_max_position_embeddings": 65536, "type": "yarn"},
+            "rope_theta": 10000, "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus",
+            "sliding_window": 128, "swiglu_limit": 10.0, "tie_word_embeddings": False,
+            "topk_method": "noaux_tc", "vocab_size": 8}
+    reference = {"dim": 64, "moe_inter_dim": 32, "n_layers": 3, "n_hash_layers": 1, "n_heads": 2,
+                 "n_activated_experts": 1, "score_func": "sqrtsoftplus", "route_scale": 1.5,
+                 "q_lora_rank": 32, "rope_head_dim": 64, "norm_eps": 1e-6, "o_groups": 2,
+                 "o_lora_rank": 16, "window_size": 128, "original_seq_len": 65536,
+                 "rope_factor": 16, "beta_fast": 32, "beta_slow": 1, "dtype": "fp8",
+                 "vocab_size": 8, "index_n_heads": 2, "index_topk": 16, "n_routed_experts": 2,
+                 "n_shared_experts": 1, "swiglu_limit": 10.0, "hc_sinkhorn_iters": 20,
+                 "hc_eps": 1e-6, "rope_theta": 10000, "compress_rope_theta": 160000,
+                 "compress_ratios": [0, 4, 128]}
+    put("config", "ok-transformers", dump(good))
+    put("config", "ok-reference", dump(reference))
+    put("config", "ok-quantised", dump(good | {"quantization_config": {
+        "quant_method": "fp8", "quantized_layers": {"layers.0.ffn.experts": {}}}}))
+    put("config", "bad-both", dump(good | reference))
+    for name, change in [
+            ("layers-none", {"num_hidden_layers": 0}), ("layers-many", {"num_hidden_layers": 129}),
+            ("ratios-short", {"compress_ratios": [0, 4]}), ("ratio", {"compress_ratios": [0, 4, 5]}),
+            ("ratios-draft", {"compress_ratios": [0, 4, 128, 4]}),
+            ("ratios-long", {"compress_ratios": [0, 4, 128] + [0] * 300}),
+            ("huge", {"hidden_size": 2**62}), ("negative", {"vocab_size": -8}),
+            ("groups", {"o_groups": 3}), ("id", {"eos_token_id": 8}), ("float", {"head_dim": 512.5}),
+            ("experts", {"num_experts_per_tok": 3}), ("tiny", {"rms_norm_eps": 0}),
+            ("string", {"hidden_size": "64"}), ("rope", {"rope_scaling": None}),
+            ("other-model", {"model_type": "deepseek_v3"}), ("bool", {"norm_topk_prob": 1})]:
+        put("config", "bad-" + name, dump(good | change))
+    put("config", "bad-nan", dump(good | {"hc_eps": float("nan")}))
+    put("config", "bad-infinite", dump(good).replace("1.5", "1e999"))
+    put("config", "bad-positions", dump(reference | {"max_seq_len": 0}))
+    put("config", "bad-integer", dump(good).replace(":512", ":" + "9" * 40))
+    put("config", "bad-twice", dump(good)[:-1] + ',"vocab_size":8}')
+    put("config", "bad-truncated", dump(good)[:-1])
+    put("config", "bad-empty", "")
+    put("config", "bad-deep", '{"x":' * 5000 + "1" + "}" * 5000)
+
+
+SIZE = {"F32": 4, "BF16": 2, "I64": 8, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1}
+
+
+def linear(out, base, rows, cols, kind, expert):
+    if kind == "bf16":
+        out[base + ".weight"] = ("BF16", [rows, cols])
+    elif not expert or kind == "fp8":
+        out[base + ".weight"] = ("F8_E4M3", [rows, cols])
+        out[base + ".scale"] = ("F8_E8M0", [-(-rows // 128), -(-cols // 128)])
+    elif kind == "fp4":
+        out[base + ".weight"] = ("I8", [rows, cols // 2])
+        out[base + ".scale"] = ("F8_E8M0", [rows, cols // 32])
+    else:
+        out[base + ".weight"] = ("U8", [rows, cols // 2])
+        out[base + ".weight_scale"] = ("F8_E4M3", [rows, cols // 16])
+        out[base + ".weight_scale_2"] = out[base + ".input_scale"] = ("F32", [])
+
+
+def model_tensors(kind):
+    out = {"embed.weight": ("BF16", [V, H]), "head.weight": ("BF16", [V, H]),
+           "norm.weight": ("BF16", [H])}
+    def hc(base, rows, scales):
+        out[base + "_fn"] = ("F32", [rows, 4 * H])
+        out[base + "_base"], out[base + "_scale"] = ("F32", [rows]), ("F32", [scales])
+    def compressor(base, ratio, width, d):
+        out[base + ".ape"], out[base + ".norm.weight"] = ("F32", [ratio, width]), ("BF16", [d])
+        out[base + ".wkv.weight"] = out[base + ".wgate.weight"] = ("BF16", [width, H])
+    hc("hc_head", 4, 1)
+    for layer in (0, 1):
+        p = f"layers.{layer}."
+        a = p + "attn."
+        out[p + "attn_norm.weight"] = out[p + "ffn_norm.weight"] = ("BF16", [H])
+        hc(p + "hc_attn", 24, 3)
+        hc(p + "hc_ffn", 24, 3)
+        out[a + "attn_sink"] = ("F32", [1])
+        out[a + "q_norm.weight"], out[a + "kv_norm.weight"] = ("BF16", [LORA]), ("BF16", [512])
+        for name, rows, cols in [("wq_a", LORA, H), ("wq_b", 512, LORA), ("wkv", 512, H),
+                                 ("wo_a", LORA, 512), ("wo_b", H, LORA)]:
+            linear(out, a + name, rows, cols, kind, False)
+        if layer == 0:
+            compressor(a + "compressor", 4, 1024, 512)
+            compressor(a + "indexer.compressor", 4, 256, 128)
+            linear(out, a + "indexer.wq_b", 128, LORA, kind, False)
+            out[a + "indexer.weights_proj.weight"] = ("BF16", [1, H])
+            out[p + "ffn.gate.tid2eid"] = ("I64", [V, 1])
+        else:
+            compressor(a + "compressor", 128, 512, 512)
+            out[p + "ffn.gate.bias"] = ("F32", [1])
+        out[p + "ffn.gate.weight"] = ("BF16", [1, H])
+        for e in ("shared_experts", "experts.0"):
+            for name, rows, cols in [("w1", INNER, H), ("w2", H, INNER), ("w3", INNER, H)]:
+                linear(out, f"{p}ffn.{e}.{name}", rows, cols, kind, e != "shared_experts")
+    return out
+
+
+def model():
+    def header(tensors, align=1, late=()):
+        """Tensors at multiples of `align`, those that end in one of `late` half of it later."""
+        out, at = {}, 0
+        for name, (dtype, shape) in tensors.items():
+            at += -at % align + (align // 2 if name.endswith(tuple(late)) else 0)
+            n = SIZE[dtype]
+            for d in shape:
+                n *= d
+            out[name] = entry(dtype, shape, at, at + n)
+            at += n
+        assert at <= DATA
+        return dump(out)
+    bf16 = model_tensors("bf16")
+    put("model", "ok-bf16", header(bf16))
+    put("model", "ok-fp4", header(model_tensors("fp4")))
+    put("model", "ok-fp8", header(model_tensors("fp8")))
+    put("model", "bad-nvfp4-zero-factor", header(model_tensors("nvfp4")))
+    put("model", "bad-ids", header(bf16) + "\0\x01")
+    def experts_only(kind):
+        """Routed experts quantised, all else bf16: what is in the fill then meets them alone."""
+        out = model_tensors(kind)
+        for name in [k for k in bf16 if ".experts." not in k and out.get(k) != bf16[k]]:
+            out[name] = bf16[name]
+            del out[name.removesuffix("weight") + "scale"]
+        return out
+    # Filled with 64 bytes over and over, ids are zero while factors and scales are not.
+    nvfp4 = header(experts_only("nvfp4"), 64, ["weight_scale_2", "input_scale"]).encode() + b"\0"
+    for name, factor in [("ok-nvfp4", 0.5), ("bad-nvfp4-negative-factor", -0.5),
+                         ("bad-nvfp4-nan", float("nan"))]:
+        put("model", name, nvfp4 + bytes(32) + struct.pack("<f", factor) + bytes(28))
+    fp4 = header(experts_only("fp4"), 64, [".scale"]).encode() + b"\0"
+    put("model", "bad-nan-scale", fp4 + bytes(63) + b"\xff")
+    put("model", "bad-nan-weight", header(model_tensors("fp8"), 64).encode() + b"\0" + bytes(63) + b"\x7f")
+    stacked = {k: v for k, v in bf16.items() if ".experts." not in k}
+    for layer in (0, 1):
+        base = f"layers.{layer}.ffn.experts."
+        stacked[base + "gate_up_proj"] = ("BF16", [1, 2 * INNER, H])
+        stacked[base + "down_proj"] = ("BF16", [1, H, INNER])
+    for layer in (0, 1):
+        for e in ("w1", "w2", "w3"):
+            key = f"layers.{layer}.ffn.shared_experts.{e}.weight"
+            new = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}[e]
+            stacked[key.replace(e, new)] = stacked.pop(key)
+    put("model", "ok-stacked", header(stacked))
+    put("model", "bad-stacked-shape", header(stacked | {
+        "layers.1.ffn.experts.down_proj": ("BF16", [2, H, INNER])}))
+    put("model", "bad-extra", header(bf16 | {"layers.0.attn.bias": ("BF16", [1])}))
+    put("model", "ok-draft", header(bf16 | {"layers.2.attn.bias": ("BF16", [1])}))
+    put("model", "bad-missing", header({k: v for k, v in bf16.items() if k != "norm.weight"}))
+    put("model", "bad-dtype", header(bf16 | {"norm.weight": ("I8", [H])}))
+    put("model", "bad-shape", header(bf16 | {"embed.weight": ("BF16", [H, V])}))
+
+
+for old in CORPUS.glob("*/*"):
+    if old.name.startswith(("ok-", "bad-")):
+        old.unlink()
+safetensors()
+index()
+config()
+model()
