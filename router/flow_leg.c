@@ -34,8 +34,8 @@ void td_flow_leg_did(struct td_flow *f, struct leg *l, uint64_t tokens) {
 }
 
 void td_flow_leg_cancel(struct td_flow *f, struct request *r, int i) {
+    if (i == NO_LEG || r->leg[i].told) return;
     struct leg *l = &r->leg[i];
-    if (i == NO_LEG || l->told) return;
     l->told = true;
     td_flow_leg_did(f, l, l->work);
     td_flow_send(f, l->epoch, TD_MSG_CANCEL)->cancel.key =
