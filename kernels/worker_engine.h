@@ -18,8 +18,10 @@ struct td_worker_engine {
 };
 
 /* Writes what was resolved (every "auto" and 0) back into *c, so that what is shown is what runs.
- * All memory is taken here; errors are sentences for the user. */
+ * All memory is taken here; errors are sentences for the user. `watch` (may be NULL) sees the
+ * checkpoint's bytes being read. */
 TD_MUST_USE td_status td_worker_engine_open(struct td_worker_engine *w, struct td_config *c,
+                                            const struct td_load_watch *watch,
                                             struct td_error *err);
 /* Zeroed and half-open ones are fine. */
 void td_worker_engine_close(struct td_worker_engine *w);

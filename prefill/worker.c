@@ -8,6 +8,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/progress.h"
 #include "prefill/worker_parts.h"
 
 enum {
@@ -225,8 +226,10 @@ static const struct td_host_events *host_events(void) {
 }
 
 static td_status start(struct td_prefill_worker *w, struct td_error *err) {
+    struct td_progress progress = {.what = "checkpoint"};
+    const struct td_load_watch watch = {td_progress_log, &progress};
     w->epoch = td_host_epoch();
-    TD_TRY(td_worker_engine_open(&w->engine, &w->config, err));
+    TD_TRY(td_worker_engine_open(&w->engine, &w->config, &watch, err));
     TD_TRY(take_slabs(w, err));
     TD_TRY(make_machine(w, err));
     TD_TRY(td_host_create(&w->config, w->epoch, host_events(), w, TD_PREFILL_PEERS_MAX, STOP_MS,

@@ -92,6 +92,7 @@ td_status td_files_read_through(const struct td_model_files *f, uint32_t layers,
         for (size_t i = 0; i < f->files; i++)
             TD_TRY(read_file(&r, &f->file[i], layers, drafts));
         if (r.total > r.limit) r.total = r.limit;
+        if (r.measure && r.watch) r.watch->progress(r.watch->arg, 0, r.total);
     }
     return TD_OK;
 }

@@ -67,7 +67,8 @@ struct td_model {
     struct td_model_files *files; /* mappings; private to the loader */
 };
 
-/* Called while the tensors' bytes are read, from the calling thread: `done` grows to `total`. */
+/* Called while the tensors' bytes are read, from the calling thread: `done` grows from 0 to
+ * `total`. */
 struct td_load_watch {
     void (*progress)(void *arg, size_t done, size_t total);
     void *arg;

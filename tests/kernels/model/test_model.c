@@ -208,7 +208,7 @@ struct seen {
 
 static void note(void *arg, size_t done, size_t total) {
     struct seen *s = arg;
-    s->backwards |= done <= s->done || (s->calls && total != s->total);
+    s->backwards |= s->calls ? done <= s->done || total != s->total : done != 0;
     s->calls++;
     s->done = done;
     s->total = total;
@@ -230,7 +230,7 @@ static void reading_is_shown(void **state) {
     assert_int_equal(td_model_open_watched(m.dir, &watch, &model, &err), TD_OK);
     assert_int_equal(model->bytes, bytes);
     td_model_close(model);
-    assert_true(s.calls >= 2);
+    assert_true(s.calls >= 3);
     assert_false(s.backwards);
     assert_int_equal(s.done, bytes);
     assert_int_equal(s.total, bytes);
