@@ -5,7 +5,7 @@
 enum {
     SEQS = 64,
     SLOTS = 20,
-    MAX_PROMPT = 420,
+    MAX_PROMPT = 330,
     DECODE = 6,
     MAX_STEP = 256,
     PAGES = 64,
@@ -110,7 +110,7 @@ static void each_equals_itself_alone(void **state) {
     struct td_engine *alone = td_test_engine(&o);
     for (uint32_t i = 0; i < SEQS; i++) {
         struct seq *s = &seqs[i];
-        s->prompt = 1 + (i % 3 ? td_test_below(140) : td_test_below(MAX_PROMPT));
+        s->prompt = 1 + (i % 4 ? td_test_below(70) : td_test_below(MAX_PROMPT));
         s->total = s->prompt + td_test_below(DECODE + 1);
         s->ids = td_test_ids(s->total);
         run_alone(alone, s);
