@@ -13,7 +13,7 @@
 #include "common/io/loop.h"
 #include "common/kv/checksum.h"
 
-enum { ROUTER_EPOCH = 4711, LOG_TAIL = 2500 };
+enum { ROUTER_EPOCH = 4711, LOG_TAIL = 2500, KEEP_MS = 500 };
 
 /* ---- the router's side ---- */
 
@@ -131,6 +131,16 @@ void cluster_unserve(struct cluster *c) {
     c->prefill.conn = c->decode.conn = NULL;
 }
 
+static void on_keep(uv_timer_t *t) {
+    struct cluster *c = t->data;
+    for (int i = 0; i < CLUSTER_REQUESTS; i++) {
+        const struct request *r = &c->request[i];
+        if (r->key.request == 0 || r->hold || request_over(&c->request[i])) continue;
+        struct td_msg m = {.type = TD_MSG_KEEP, .keep.key = r->key};
+        send_to(&c->decode, &m);
+    }
+}
+
 /* ---- processes ---- */
 
 static void log_path(const struct cluster *c, const struct worker *w, char *path, size_t cap) {
@@ -151,7 +161,7 @@ void cluster_spawn(struct cluster *c, struct worker *w) {
     alarm(600); /* never outlives a test that was killed for long */
     execl(w->program, w->program, "--set", model, "--set", run, "--set", "numerics=plain", "--set",
           "heartbeat_ms=50", "--set", "chunk_tokens=256", "--set", "max_context=4096", "--set",
-          "pool_pages=64", "--set", "lease_ms=5000", "--set", "transfer_timeout_ms=5000",
+          "pool_pages=64", "--set", "lease_ms=4000", "--set", "transfer_timeout_ms=30000",
           (char *)NULL);
     _exit(127);
 }
@@ -171,6 +181,9 @@ void cluster_start(struct cluster *c, const char *prefill, const char *decode, c
     c->next_request = 1;
     c->prefill = (struct worker){.role = TD_ROLE_PREFILL, .program = prefill, .name = "prefill"};
     c->decode = (struct worker){.role = TD_ROLE_DECODE, .program = decode, .name = "decode"};
+    uv_timer_init(&c->loop, &c->keeper);
+    c->keeper.data = c;
+    uv_timer_start(&c->keeper, on_keep, KEEP_MS, KEEP_MS);
     cluster_serve(c);
     cluster_spawn(c, &c->prefill);
     cluster_spawn(c, &c->decode);
@@ -190,13 +203,14 @@ static bool log_has(const struct cluster *c, const struct worker *w, const char 
 
 static bool ended(struct cluster *c, struct worker *w) {
     int status = -1;
-    uint64_t end = td_now_ns() + 10u * 1000000000u;
+    uint64_t end = td_now_ns() + 20u * CLUSTER_SLOW * 1000000000u;
     kill(w->pid, SIGTERM);
     while (waitpid(w->pid, &status, WNOHANG) == 0 && td_now_ns() < end)
         cluster_run_ms(c, 5);
     if (status == -1) cluster_kill(w);
     w->pid = 0;
     return WIFEXITED(status) && WEXITSTATUS(status) == 0 && !log_has(c, w, "left at exit") &&
+           !log_has(c, w, "Sanitizer") && !log_has(c, w, "runtime error") &&
            !log_has(c, w, "ledger:") && !log_has(c, w, "was left open") && log_has(c, w, "stopped");
 }
 
@@ -206,6 +220,7 @@ bool cluster_stop(struct cluster *c) {
     ok = ended(c, &c->decode) && ok;
     if (!ok) cluster_print_logs(c);
     cluster_unserve(c);
+    uv_close((uv_handle_t *)&c->keeper, NULL);
     ok = td_loop_drain(&c->loop, 3000) == TD_OK && ok;
     log_path(c, &c->prefill, path, sizeof path);
     unlink(path);

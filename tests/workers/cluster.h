@@ -10,7 +10,12 @@
 
 #include "proto/link.h"
 
-enum { CLUSTER_REQUESTS = 64, CLUSTER_TOKENS = 512, CLUSTER_WAIT_MS = 60000 };
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { CLUSTER_SLOW = 6 }; /* kernels take that many times as long, and more */
+#else
+enum { CLUSTER_SLOW = 1 };
+#endif
+enum { CLUSTER_REQUESTS = 64, CLUSTER_TOKENS = 512, CLUSTER_WAIT_MS = 60000 * CLUSTER_SLOW };
 
 struct leg { /* what one worker said about a request */
     bool replied, finished, failed, released;
@@ -25,7 +30,7 @@ struct request {
     uint32_t n_prompt, max_new;
     struct td_sampling sampling;
     bool colocated;
-    bool hold; /* do not send PREFILL by itself when admitted */
+    bool hold; /* do not send PREFILL by itself when admitted, nor KEEP */
     bool sent_prefill;
     uint32_t n_tokens;
     bool disorder; /* a token came twice, too early, or from the wrong worker */
@@ -53,6 +58,7 @@ struct cluster {
     char dir[64];
     const char *model;
     struct td_link_server *server;
+    uv_timer_t keeper; /* sends KEEP for what is under way */
     struct worker prefill, decode;
     uint64_t next_request;
     struct request request[CLUSTER_REQUESTS];
