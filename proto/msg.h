@@ -170,8 +170,8 @@ struct td_msg_ledger {
     uint32_t landing_free, landing_granted, landing_quarantined; /* decode */
     uint32_t send_free, send_busy;                               /* prefill */
     uint64_t handoffs_ok, handoffs_failed, bytes_moved, cancels;
-    uint64_t
-        bytes_before_last_chunk; /* of bytes_moved: flushed before the prompt's last chunk ended */
+    /* Of bytes_moved: flushed before the prompt's last chunk ended. */
+    uint64_t bytes_before_last_chunk;
 };
 
 /* ---- data ---- */

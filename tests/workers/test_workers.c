@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -98,7 +99,7 @@ static void test_lengths(void **state) {
     static const uint32_t lengths[] = {1,   2,   3,   4,   5,   6,   7,   8,    9,   63,  126,
                                        127, 128, 129, 130, 254, 255, 256, 257,  258, 259, 382,
                                        384, 385, 510, 511, 512, 513, 514, 1023, 1025};
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i += CLUSTER_SLOW > 1 ? 4 : 1) {
+    for (size_t i = 0; i<sizeof lengths / sizeof lengths[0]; i += CLUSTER_SLOW> 1 ? 4 : 1) {
         struct request *a = run(lengths[i], NEW_TOKENS, &greedy, false);
         struct request *b = run(lengths[i], NEW_TOKENS, &greedy, true);
         expect_same(a, b);
@@ -188,6 +189,36 @@ static void test_overlap(void **state) {
     assert_true(early > 0 && early < moved);
 }
 
+/* Processor time of a process so far, in milliseconds. */
+static uint64_t cpu_ms(pid_t pid) {
+    char path[64], text[1000];
+    unsigned long user = 0, kernel = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    fclose(f);
+    const char *rest = strrchr(text, ')');
+    assert_non_null(rest);
+    assert_int_equal(
+        sscanf(rest, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &kernel), 2);
+    return (user + kernel) * 1000 / (unsigned long)sysconf(_SC_CLK_TCK);
+}
+
+/* Linked and idle, nobody spins: neither the loop on UCX nor a compute thread. */
+static void test_idle(void **state) {
+    (void)state;
+    expect_whole(run(600, 3, &greedy, false));
+    settle();
+    uint64_t p = cpu_ms(cluster.prefill.pid), d = cpu_ms(cluster.decode.pid);
+    cluster_run_ms(&cluster, 1500);
+    p = cpu_ms(cluster.prefill.pid) - p;
+    d = cpu_ms(cluster.decode.pid) - d;
+    print_message("idle for 1500 ms: prefill used %llu ms, decode %llu ms\n", (unsigned long long)p,
+                  (unsigned long long)d);
+    assert_true(p < 150 && d < 150);
+}
+
 /* ---- refusals ---- */
 
 static void test_refusals(void **state) {
@@ -228,8 +259,8 @@ static void test_cancels(void **state) {
         for (int hold = 0; hold < 2; hold++)
             for (size_t k = 0; k < sizeof phase / sizeof phase[0]; k++) {
                 if (hold && (colocated || k > 1)) continue;
-                struct request *r =
-                    cluster_begin(&cluster, ids, 1500 / CLUSTER_SLOW, 200, &greedy, colocated, hold);
+                struct request *r = cluster_begin(&cluster, ids, 1500 / CLUSTER_SLOW, 200, &greedy,
+                                                  colocated, hold);
                 if (phase[k]) assert_true(cluster_until(&cluster, phase[k], r));
                 cluster_cancel(&cluster, r);
                 assert_true(cluster_until(&cluster, request_over, r));
@@ -285,7 +316,8 @@ static bool prefill_ended(void *r) {
 static void test_prefill_dies(void **state) {
     (void)state;
     for (int round = 0; round < 3; round++) {
-        struct request *r = cluster_begin(&cluster, ids, 3000 / CLUSTER_SLOW, 50, &greedy, false, false);
+        struct request *r =
+            cluster_begin(&cluster, ids, 3000 / CLUSTER_SLOW, 50, &greedy, false, false);
         assert_true(cluster_until(&cluster, has_reply, r));
         cluster_run_ms(&cluster, 300 * (uint64_t)round);
         cluster_kill(&cluster.prefill);
@@ -301,7 +333,8 @@ static void test_prefill_dies(void **state) {
 
 static void test_decode_dies(void **state) {
     (void)state;
-    struct request *r = cluster_begin(&cluster, ids, 3000 / CLUSTER_SLOW, 50, &greedy, false, false);
+    struct request *r =
+        cluster_begin(&cluster, ids, 3000 / CLUSTER_SLOW, 50, &greedy, false, false);
     assert_true(cluster_until(&cluster, has_reply, r));
     cluster_run_ms(&cluster, 400);
     cluster_kill(&cluster.decode);
@@ -330,11 +363,17 @@ static void test_router_dies(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lengths),          cmocka_unit_test(test_sampling),
-        cmocka_unit_test(test_one_token_answer), cmocka_unit_test(test_together),
-        cmocka_unit_test(test_overlap),          cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_cancels),          cmocka_unit_test(test_lease),
-        cmocka_unit_test(test_prefill_dies),     cmocka_unit_test(test_decode_dies),
+        cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_one_token_answer),
+        cmocka_unit_test(test_together),
+        cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_idle),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_cancels),
+        cmocka_unit_test(test_lease),
+        cmocka_unit_test(test_prefill_dies),
+        cmocka_unit_test(test_decode_dies),
         cmocka_unit_test(test_router_dies),
     };
     if (argc < 4) {
