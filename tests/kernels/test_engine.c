@@ -90,6 +90,7 @@ static void bad_steps_leave_no_trace(void **state) {
     (void)state;
     enum { N = 300 };
     struct td_engine_options o = td_test_options();
+    o.slots = o.max_runs = 2;
     struct td_engine *e = td_test_engine(&o), *untouched = td_test_engine(&o);
     int32_t *ids = td_test_ids(TD_TEST_CONTEXT + 1);
     uint32_t pages[TD_TEST_PAGES + 1] = {0, 1, 2, 3, 4, 5, 6, 7, 0};
@@ -97,7 +98,7 @@ static void bad_steps_leave_no_trace(void **state) {
     td_test_feed(untouched, ids, 0, N, N);
     struct td_run good = {.pos = N, .n = 5, .ids = ids + N, .pages = pages, .want_logits = true};
     struct td_run bad = good;
-    bad.slot = 1;
+    bad.slot = 2;
     refused(e, bad, "slot");
     bad = good;
     bad.n = 0;
@@ -120,7 +121,10 @@ static void bad_steps_leave_no_trace(void **state) {
     refused(e, bad, "token at position 302");
     struct td_error err;
     struct td_run two[2] = {good, good};
-    assert_int_equal(td_engine_step(e, two, 2, NULL, NULL, &err), TD_INVALID);
+    assert_int_equal(td_engine_step(e, two, 2, NULL, NULL, &err), TD_INVALID); /* one slot twice */
+    assert_non_null(strstr(err.text, "run 1: slot"));
+    struct td_run three[3] = {good, good, good};
+    assert_int_equal(td_engine_step(e, three, 3, NULL, NULL, &err), TD_INVALID);
     assert_int_equal(td_engine_step(e, two, 0, NULL, NULL, &err), TD_INVALID);
     struct td_capture small = {.runs = 0, .csa_layers = 3, .topk = 64};
     assert_int_equal(td_engine_step(e, &good, 1, NULL, &small, &err), TD_INVALID);
