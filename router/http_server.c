@@ -338,6 +338,18 @@ td_status td_http_server_listen(struct td_http_server *s, const char *address,
     return TD_OK;
 }
 
+bool td_http_peer_is_local(const struct td_http_conn *c) {
+    struct sockaddr_storage a;
+    int len = sizeof a;
+    if (uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&a, &len) != 0) return false;
+    if (a.ss_family == AF_INET)
+        return ntohl(((struct sockaddr_in *)&a)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+    const struct in6_addr *six = &((struct sockaddr_in6 *)&a)->sin6_addr;
+    return a.ss_family == AF_INET6 &&
+           (IN6_IS_ADDR_LOOPBACK(six) ||
+            (IN6_IS_ADDR_V4MAPPED(six) && six->s6_addr[12] == IN_LOOPBACKNET));
+}
+
 uint16_t td_http_server_port(const struct td_http_server *s) {
     return s->port;
 }

@@ -69,6 +69,8 @@ const char *td_http_method(const struct td_http_conn *c); /* "GET", "HEAD", ... 
 const char *td_http_path(const struct td_http_conn *c);   /* without the query, not decoded */
 /* Value of the first header of that (lower-case) name, NULL if absent; terminated. */
 const char *td_http_header(const struct td_http_conn *c, const char *name);
+/* Does the connection come from this host? A proxy here makes that true for everybody behind it. */
+bool td_http_peer_is_local(const struct td_http_conn *c);
 /* The body, given away: the caller frees it. NULL and 0 when there is none. */
 char *td_http_take_body(struct td_http_conn *c, size_t *ret_n);
 /* The caller's mark on the request; NULL at first. */

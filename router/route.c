@@ -22,7 +22,7 @@ struct route {
     const char *path;
     bool post;
     enum td_api_kind kind;
-    void (*get)(struct td_serve *s, struct td_http_conn *c);
+    void (*answer)(struct td_serve *s, struct td_http_conn *c); /* NULL: it generates, as `kind` */
 };
 
 static const struct route routes[] = {
@@ -30,6 +30,8 @@ static const struct route routes[] = {
     {"/v1/completions", true, TD_API_COMPLETIONS, NULL},
     {"/v1/models", false, 0, models},
     {"/v1/cluster", false, 0, td_api_cluster},
+    {"/v1/cluster/drain", true, 0, td_api_drain},
+    {"/v1/cluster/resume", true, 0, td_api_resume},
     {"/health", false, 0, td_api_health},
     {"/ready", false, 0, td_api_ready},
     {"/metrics", false, 0, td_api_metrics},
@@ -74,12 +76,12 @@ void td_route(void *serve, struct td_http_conn *c) {
     request_id(s, c, id);
     for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
         if (strcmp(routes[i].path, path) != 0) continue;
-        if (routes[i].post && strcmp(method, "POST") == 0)
-            td_request_start(s, c, routes[i].kind, id);
-        else if (!routes[i].post && get)
-            routes[i].get(s, c);
-        else
+        if (!(routes[i].post ? strcmp(method, "POST") == 0 : get))
             not_allowed(s, c, routes[i].post ? "POST" : "GET, HEAD");
+        else if (routes[i].answer)
+            routes[i].answer(s, c);
+        else
+            td_request_start(s, c, routes[i].kind, id);
         return;
     }
     if (strncmp(path, model_prefix, sizeof model_prefix - 1) == 0) {

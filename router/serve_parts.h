@@ -115,6 +115,8 @@ void td_api_health(struct td_serve *s, struct td_http_conn *c);
 void td_api_ready(struct td_serve *s, struct td_http_conn *c);
 void td_api_metrics(struct td_serve *s, struct td_http_conn *c);
 void td_api_cluster(struct td_serve *s, struct td_http_conn *c);
+void td_api_drain(struct td_serve *s, struct td_http_conn *c);
+void td_api_resume(struct td_serve *s, struct td_http_conn *c);
 /* Sends what is in s->scratch. */
 void td_api_send(struct td_serve *s, struct td_http_conn *c, int status, const char *type);
 
