@@ -45,9 +45,11 @@ static void join_url(char *out, size_t cap, const char *url, const char *path) {
     snprintf(out, cap, "%.*s%s", (int)n, url, path);
 }
 
-td_status td_client_get(const char *url, const char *path, long timeout_ms, json_t **ret,
-                        long *ret_http, struct td_error *err) {
+/* GET when `json` is NULL. */
+static td_status ask(const char *url, const char *path, const char *json, long timeout_ms,
+                     json_t **ret, long *ret_http, struct td_error *err) {
     char full[1024];
+    struct curl_slist *headers = NULL;
     join_url(full, sizeof full, url, path);
     CURL *c = curl_easy_init();
     if (!c) return td_fail(err, TD_NO_MEMORY, "HTTP client: out of memory");
@@ -57,10 +59,16 @@ td_status td_client_get(const char *url, const char *path, long timeout_ms, json
     curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, on_body);
     curl_easy_setopt(c, CURLOPT_WRITEDATA, &body);
+    if (json) {
+        headers = curl_slist_append(NULL, "Content-Type: application/json");
+        curl_easy_setopt(c, CURLOPT_HTTPHEADER, headers);
+        curl_easy_setopt(c, CURLOPT_POSTFIELDS, json);
+    }
     CURLcode rc = curl_easy_perform(c);
     long http = 0;
     curl_easy_getinfo(c, CURLINFO_RESPONSE_CODE, &http);
     curl_easy_cleanup(c);
+    curl_slist_free_all(headers);
     td_status st = TD_OK;
     if (rc != CURLE_OK)
         st = td_fail(err, TD_UNREACHABLE, "%s: %s", full, curl_easy_strerror(rc));
@@ -76,6 +84,25 @@ td_status td_client_get(const char *url, const char *path, long timeout_ms, json
     }
     free(body.data);
     return st;
+}
+
+td_status td_client_get(const char *url, const char *path, long timeout_ms, json_t **ret,
+                        long *ret_http, struct td_error *err) {
+    return ask(url, path, NULL, timeout_ms, ret, ret_http, err);
+}
+
+td_status td_client_post(const char *url, const char *path, const char *json, long timeout_ms,
+                         json_t **ret, long *ret_http, struct td_error *err) {
+    return ask(url, path, json, timeout_ms, ret, ret_http, err);
+}
+
+const char *td_client_message(const json_t *body, long http, char buf[300]) {
+    const char *m = json_string_value(json_object_get(json_object_get(body, "error"), "message"));
+    if (m)
+        snprintf(buf, 300, "%s", m);
+    else
+        snprintf(buf, 300, "HTTP %ld", http);
+    return buf;
 }
 
 struct stream {

@@ -1,4 +1,4 @@
-/* What the tools ask a running cluster over HTTP: one GET, one streamed chat completion. */
+/* What the tools ask a running cluster over HTTP: GET, POST, one streamed chat completion. */
 #ifndef TD_DEPLOY_TOOL_CLIENT_H
 #define TD_DEPLOY_TOOL_CLIENT_H
 
@@ -12,6 +12,13 @@
  * when the body is not JSON. */
 TD_MUST_USE td_status td_client_get(const char *url, const char *path, long timeout_ms,
                                     json_t **ret, long *ret_http, struct td_error *err);
+
+/* POST of a JSON text; else as td_client_get. */
+TD_MUST_USE td_status td_client_post(const char *url, const char *path, const char *json,
+                                     long timeout_ms, json_t **ret, long *ret_http,
+                                     struct td_error *err);
+/* The message of an API error, or "HTTP <status>"; `buf` holds it. */
+const char *td_client_message(const json_t *body, long http, char buf[300]);
 
 struct td_client_answer {
     char text[4096]; /* content, cut when longer */

@@ -26,13 +26,15 @@ static const char up_help[] =
     "files are in run_dir.\n";
 static const char down_help[] = "usage: tandem down --config FILE\n\n"
                                 "Stops the cluster of FILE: SIGTERM, after 5 seconds SIGKILL.\n";
-static const char status_help[] = "usage: tandem status [--url URL | --config FILE] [--json]\n\n"
-                                  "Shows workers, ledgers and effective settings of a running "
-                                  "cluster (/v1/cluster). Exit code 1\n"
-                                  "when it is not ready.\n";
+static const char status_help[] =
+    "usage: tandem status [ROLE[@N]] [--url URL | --config FILE] [--json]\n\n"
+    "Shows workers, ledgers and effective settings of a running cluster (/v1/cluster); with a "
+    "role,\n"
+    "that process alone. Exit code 1 when the cluster is not ready or has no such process.\n"
+    "Without --url and --config: the installed configuration.\n";
 
 struct options {
-    const char *config, *url;
+    const char *config, *url, *role;
     long timeout_s;
     bool json;
 };
@@ -72,6 +74,10 @@ static int parse(int argc, char **argv, const char *help, struct options *o) {
         default:
             return TD_EXIT_USAGE;
         }
+    }
+    if (help == status_help) {
+        if (optind < argc) o->role = argv[optind++];
+        if (!o->config && !o->url) o->config = TD_SYSTEM_CONFIG;
     }
     if (optind != argc || (!o->config && !o->url)) {
         fprintf(stderr, "tandem %s: %s%s\n\n%s", argv[0],
@@ -240,6 +246,36 @@ static void print_tree(const char *key, const json_t *v, int depth) {
     }
 }
 
+/* The part of /v1/cluster that is about "router" or a worker; NULL when there is none. */
+static const json_t *part_of(const json_t *cluster, const char *role) {
+    size_t i;
+    json_t *w;
+    if (strcmp(role, "router") == 0) return json_object_get(cluster, role);
+    json_array_foreach(json_object_get(cluster, "workers"), i, w) {
+        const char *name = json_string_value(json_object_get(w, "name"));
+        size_t n = strlen(role);
+        if (name && strncmp(name, role, n) == 0 && (!name[n] || strcmp(name + n, "@0") == 0))
+            return w;
+    }
+    return NULL;
+}
+
+/* False: no such process. */
+static bool print_status(const json_t *cluster, const struct options *o, const char *url) {
+    const json_t *shown = o->role ? part_of(cluster, o->role) : cluster;
+    if (!shown) {
+        fprintf(stderr, "tandem status: no %s is connected to the router at %s\n", o->role, url);
+        return false;
+    }
+    if (o->json) {
+        json_dumpf(shown, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+        putchar('\n');
+    } else {
+        print_tree(o->role ? o->role : url, shown, 0);
+    }
+    return true;
+}
+
 int td_cmd_status(int argc, char **argv) {
     struct options o = {0};
     struct td_config c;
@@ -260,14 +296,10 @@ int td_cmd_status(int argc, char **argv) {
     td_status st = td_client_get(url, "/v1/cluster", 5000, &cluster, &http, &err);
     if (st == TD_OK) st = td_client_get(url, "/ready", 5000, &ready, &ready_http, &err);
     curl_global_cleanup();
-    if (st == TD_OK && o.json) {
-        json_dumpf(cluster, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
-        putchar('\n');
-    } else if (st == TD_OK)
-        print_tree(url, cluster, 0);
+    bool found = st == TD_OK && print_status(cluster, &o, url);
     if (st == TD_OK && !o.json) printf("%s\n", ready_http == 200 ? "ready" : "not ready");
     json_decref(cluster);
     json_decref(ready);
     if (st != TD_OK) return failed("status", &err);
-    return ready_http == 200 ? TD_EXIT_OK : TD_EXIT_FAILED;
+    return found && ready_http == 200 ? TD_EXIT_OK : TD_EXIT_FAILED;
 }

@@ -11,5 +11,9 @@ int td_cmd_tokenize(int argc, char **argv);
 int td_cmd_up(int argc, char **argv);
 int td_cmd_down(int argc, char **argv);
 int td_cmd_status(int argc, char **argv);
+int td_cmd_restart(int argc, char **argv);
+int td_cmd_drain(int argc, char **argv);
+int td_cmd_resume(int argc, char **argv);
+int td_cmd_logs(int argc, char **argv);
 
 #endif
