@@ -55,6 +55,7 @@ static td_status read_range(struct reading *r, const struct range *g) {
     }
     for (size_t at = g->begin; at < g->end && r->done < r->limit; at += n) {
         n = g->end - at < STEP ? g->end - at : STEP;
+        if (n > r->limit - r->done) n = r->limit - r->done;
         TD_TRY(fetch(r, g, at, n));
         r->done += n;
         if (r->watch) r->watch->progress(r->watch->arg, r->done, r->total);
