@@ -11,6 +11,9 @@
 enum {
     NS_PER_MS = 1000000,
     TURNS_MAX = 256, /* of UCX before others on the loop get theirs */
+    /* An abort for each of many tickets may go out in one breath; room never used is never touched.
+     */
+    SENDS_MAX = 64,
 };
 
 struct td_plane {
@@ -145,7 +148,8 @@ td_status td_plane_create(uv_loop_t *loop, const struct td_plane_events *events,
                                 .on_lost = on_lost,
                                 .on_closed = on_closed,
                                 .user = p,
-                                .max_peers = max_peers};
+                                .max_peers = max_peers,
+                                .sends_per_peer = SENDS_MAX};
     td_status st = td_xfer_create(&o, &p->xfer, err);
     if (st != TD_OK) {
         td_msg_arena_destroy(p->arena);
