@@ -359,7 +359,7 @@ static void test_silence(void **state) {
 
 static void stall(uv_timer_t *t) {
     (void)t;
-    usleep(2 * TIMEOUT_MS * 1000);
+    nanosleep(&(struct timespec){.tv_nsec = 2 * TIMEOUT_MS * 1000000L}, NULL);
 }
 
 /* A loop that stood still must not take its own absence for the peer's. */

@@ -87,14 +87,14 @@ static void test_many_messages_keep_order_and_push_back(void **state) {
     (void)state;
     unsigned seed = (unsigned)time(NULL), busy = 0, total = 3000;
     print_message("seed %u\n", seed);
-    srand(seed);
     static uint8_t out[TD_XFER_MESSAGE_MAX];
     next_expected = 0;
     in_order = true;
     b.on_message = check_order;
     uint64_t stop = td_now_ns() + 20000000000u;
     for (uint64_t n = 0; n < total; n++) {
-        size_t len = 8 + (rand() % 4 ? (size_t)(rand() % 200) : (size_t)(rand() % 65500));
+        size_t most = rand_r(&seed) % 4 ? 200 : 65500;
+        size_t len = 8 + (size_t)rand_r(&seed) % most;
         memcpy(out, &n, 8);
         pattern_fill(out + 8, len - 8, n);
         td_status st;
