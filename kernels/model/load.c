@@ -81,13 +81,23 @@ static td_status read_file(struct reading *r, const struct td_safetensors *f, ui
     return read_range(r, &g);
 }
 
+static size_t page_size(void) {
+    long page = sysconf(_SC_PAGESIZE);
+    return page > 0 ? (size_t)page : 4096;
+}
+
+size_t td_load_limit(void) {
+    long pages = sysconf(_SC_PHYS_PAGES);
+    return pages > 0 ? (size_t)pages / 4 * 3 * page_size() : SIZE_MAX;
+}
+
 td_status td_files_read_through(const struct td_model_files *f, uint32_t layers, uint32_t drafts,
-                                const struct td_load_watch *watch, struct td_error *err) {
-    long page = sysconf(_SC_PAGESIZE), pages = sysconf(_SC_PHYS_PAGES);
-    struct reading r = {.page = page > 0 ? (size_t)page : 4096,
+                                size_t limit, const struct td_load_watch *watch,
+                                struct td_error *err) {
+    struct reading r = {.page = page_size(),
+                        .limit = limit,
                         .watch = watch && watch->progress ? watch : NULL,
                         .err = err};
-    r.limit = pages > 0 ? (size_t)pages / 4 * 3 * r.page : SIZE_MAX;
     for (int pass = 0; pass < 2; pass++) {
         r.measure = pass == 0;
         for (size_t i = 0; i < f->files; i++)

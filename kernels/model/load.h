@@ -6,11 +6,15 @@
 #include "kernels/model/checkpoint.h"
 #include "kernels/model/model.h"
 
-/* Drafts are left out. More bytes than three quarters of this machine's memory are not read: the
- * rest comes when it is touched. `watch` may be NULL. TD_IO when the disk fails, which later
- * would be a SIGBUS. */
+/* Three quarters of this machine's memory: what is read beyond would push out what was read
+ * before. */
+size_t td_load_limit(void);
+
+/* Drafts are left out, and so is what comes after `limit` bytes: that is read when it is touched.
+ * `watch` may be NULL. TD_IO when the disk fails, which later would be a SIGBUS. */
 TD_MUST_USE td_status td_files_read_through(const struct td_model_files *f, uint32_t layers,
-                                            uint32_t drafts, const struct td_load_watch *watch,
+                                            uint32_t drafts, size_t limit,
+                                            const struct td_load_watch *watch,
                                             struct td_error *err);
 
 #endif

@@ -184,8 +184,9 @@ td_status td_model_open_watched(const char *dir, const struct td_load_watch *wat
     td_status st;
     TD_TRY_GOTO(td_model_config_load(dir, &m->config, err), close_model);
     TD_TRY_GOTO(td_files_open(m->files, dir, err), close_model);
-    TD_TRY_GOTO(td_files_read_through(m->files, c->layers, c->draft_layers, watch, err),
-                close_model);
+    TD_TRY_GOTO(
+        td_files_read_through(m->files, c->layers, c->draft_layers, td_load_limit(), watch, err),
+        close_model);
     TD_TRY_GOTO(model_from_files(m, err), close_model);
     *ret = m;
     return TD_OK;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "kernels/model/load.h"
 #include "kernels/model/model.h"
 #include "kernels/model/numbers.h"
 #include "tests/kernels/model/maker.h"
@@ -237,6 +238,29 @@ static void reading_is_shown(void **state) {
     maker_finish(&m);
 }
 
+static void reading_stops_at_its_limit(void **state) {
+    (void)state;
+    struct maker m;
+    struct td_model_files f;
+    struct td_error err;
+    maker_init(&m, MAKER_BF16);
+    maker_write_shards(&m, NULL, NULL);
+    assert_int_equal(td_files_open(&f, m.dir, &err), TD_OK);
+    const size_t limits[] = {0, 1, 5000, m.bytes - 1, m.bytes, m.bytes + 1};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        size_t want = limits[i] < m.bytes ? limits[i] : m.bytes;
+        struct seen s = {0};
+        const struct td_load_watch watch = {note, &s};
+        assert_int_equal(td_files_read_through(&f, 3, 1, limits[i], &watch, &err), TD_OK);
+        assert_int_equal(s.done, want);
+        assert_int_equal(s.total, want);
+        assert_false(s.backwards);
+    }
+    td_files_finish(&f);
+    assert_true(td_load_limit() > m.bytes);
+    maker_finish(&m);
+}
+
 static void nvfp4_factors_must_be_positive_numbers(void **state) {
     (void)state;
     static const float bad[] = {0.0f, -1.0f, NAN, INFINITY};
@@ -265,6 +289,7 @@ int main(void) {
         cmocka_unit_test(tensors_must_fit_the_configuration),
         cmocka_unit_test(e4m3_weights_must_be_numbers),
         cmocka_unit_test(reading_is_shown),
+        cmocka_unit_test(reading_stops_at_its_limit),
         cmocka_unit_test(nvfp4_factors_must_be_positive_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
