@@ -29,6 +29,9 @@ struct td_plane {
     uint8_t out[TD_XFER_MESSAGE_MAX];
 };
 
+/* Marks a caller that was refused here: its end is nobody's business. */
+static char refused;
+
 /* ---- from UCX ---- */
 
 static void on_accept(void *user, struct td_xfer_peer *peer) {
@@ -36,6 +39,7 @@ static void on_accept(void *user, struct td_xfer_peer *peer) {
     if (p->events->on_accept) {
         p->events->on_accept(p->user, peer);
     } else {
+        td_xfer_peer_set_user(peer, &refused);
         td_xfer_peer_close(peer);
     }
 }
@@ -63,7 +67,7 @@ static void on_lost(void *user, struct td_xfer_peer *peer, td_status why, const 
 
 static void on_closed(void *user, struct td_xfer_peer *peer) {
     struct td_plane *p = user;
-    p->events->on_closed(p->user, peer);
+    if (td_xfer_peer_user(peer) != &refused) p->events->on_closed(p->user, peer);
 }
 
 /* ---- from libuv ---- */
