@@ -20,6 +20,7 @@ struct td_engine {
     uint8_t *pool, *slots, *own_pool, *own_slots;
     void *scratch;
     size_t scratch_bytes, index_bytes;
+    struct td_ops ops;
     struct td_forward f;
     struct td_op_row *rows; /* [max_tokens] */
     struct td_op_run *runs; /* [max_runs] */
@@ -27,7 +28,7 @@ struct td_engine {
     uint32_t *want;         /* [max_runs] */
     uint32_t *tap_pages;    /* [pages of a context] identity, for td_engine_layer */
     uint8_t *slot_used;     /* [slots] of the step being checked */
-    char numerics[256];
+    char numerics[512];
     uint64_t numerics_id;
 };
 
@@ -140,15 +141,25 @@ static uint64_t hash_text(const char *s) {
 /* Every table of the CPU gives the same bits, so the instruction set is not part of the line; the
  * compiler and C library are, because frequencies come from pow and square roots from both. */
 static void name_numerics(struct td_engine *e) {
-    static const char *row[] = {[TD_KV_ROW_BF16] = "bf16", [TD_KV_ROW_FP32] = "fp32"};
-    static const char *key[] = {
-        [TD_KV_KEY_BF16] = "bf16", [TD_KV_KEY_FP32] = "fp32", [TD_KV_KEY_FP8] = "fp8"};
+    static const char *row[] = {
+        [TD_KV_ROW_BF16] = "bf16", [TD_KV_ROW_FP32] = "fp32", [TD_KV_ROW_FP8] = "fp8"};
+    static const char *key[] = {[TD_KV_KEY_BF16] = "bf16",
+                                [TD_KV_KEY_FP32] = "fp32",
+                                [TD_KV_KEY_FP8] = "fp8",
+                                [TD_KV_KEY_FP4] = "fp4"};
     snprintf(e->numerics, sizeof e->numerics,
-             "plain; activations fp32; rows %s; keys %s; scores fp32; topk %u; shards %u; "
+             "%s; activations fp32; rows %s; keys %s%s; scores %s; topk %u; shards %u; "
              "cpu ops %d; compiler %s; libc %s",
-             row[e->o.row_dtype], key[e->o.key_dtype], e->o.index_topk, e->model->config.o_groups,
-             OPS_VERSION, __VERSION__, gnu_get_libc_version());
+             e->o.ref ? "ref" : "plain", row[e->o.row_dtype], key[e->o.key_dtype],
+             e->o.index_sim4 ? " after sim4" : "", e->o.score_bf16 ? "bf16" : "fp32",
+             e->o.index_topk, e->model->config.o_groups, OPS_VERSION, __VERSION__,
+             gnu_get_libc_version());
     e->numerics_id = hash_text(e->numerics);
+    if (!e->o.force_ref) return;
+    char forced[256];
+    size_t used = strlen(e->numerics);
+    td_ops_names(e->o.force_ref, forced, sizeof forced);
+    snprintf(e->numerics + used, sizeof e->numerics - used, "; reference ops %s", forced);
 }
 
 td_status td_engine_create(const struct td_model *model, const struct td_engine_options *o,
@@ -161,8 +172,12 @@ td_status td_engine_create(const struct td_model *model, const struct td_engine_
     e->o = *o;
     e->pool = o->pool_memory;
     e->slots = o->slot_memory;
-    e->f.ops = o->base_ops ? &td_ops_base : td_ops_select();
+    td_ops_init(&e->ops, o->force_ref);
+    e->f.ops = &e->ops;
     e->f.topk = o->index_topk;
+    e->f.ref = o->ref;
+    e->f.sim4 = o->index_sim4;
+    e->f.score_bf16 = o->score_bf16;
     TD_TRY_GOTO(init_layout(e, err), destroy);
     TD_TRY_GOTO(td_threads_create(o->threads, &e->threads, err), destroy);
     TD_TRY_GOTO(td_packed_create(model, &e->packed, err), destroy);
@@ -258,10 +273,11 @@ static td_status check_step(struct td_engine *e, const struct td_run *runs, uint
     if (total > e->o.max_tokens)
         return td_fail(err, TD_INVALID, "step: expected at most %u tokens, found %llu",
                        e->o.max_tokens, (unsigned long long)total);
+    if (capture && capture->every_token) wanted = (uint32_t)total;
     if (capture && (capture->runs < wanted || capture->topk != e->o.index_topk ||
                     capture->csa_layers != e->layout.csa_layers))
         return td_fail(err, TD_INVALID,
-                       "capture: expected room for %u runs, %u layers and top-k "
+                       "capture: expected room for %u records, %u layers and top-k "
                        "%u, found %u, %u and %u",
                        wanted, e->layout.csa_layers, e->o.index_topk, capture->runs,
                        capture->csa_layers, capture->topk);
@@ -298,6 +314,7 @@ td_status td_engine_step(struct td_engine *e, const struct td_run *runs, uint32_
     TD_TRY(check_step(e, runs, n_runs, capture, err));
     fill_batch(e, runs, n_runs);
     e->f.capture = capture ? capture->entries : NULL;
+    e->f.capture_all = capture && capture->every_token;
     td_forward_step(&e->f);
     if (ret_logits) *ret_logits = e->f.s.logits;
     return TD_OK;

@@ -20,20 +20,23 @@ struct td_engine;
 struct td_engine_options {
     enum td_kv_row_dtype row_dtype;
     enum td_kv_key_dtype key_dtype;
+    bool ref;              /* numerics: ref, else plain */
+    bool index_sim4;       /* FP4 rounding of index queries and keys */
+    bool score_bf16;       /* index scores rounded to bf16 before they are compared */
     uint32_t index_topk;   /* 1..2048 */
     uint32_t max_context;  /* tokens per sequence */
     uint32_t pages, slots; /* of the pool */
     uint32_t max_tokens;   /* of one step, all runs together */
     uint32_t max_runs;     /* of one step */
     uint32_t threads;
-    bool base_ops;     /* the portable build of the ops even where a faster one runs; the
-                          same bits, for comparison */
-    void *pool_memory; /* layout.pool_bytes, 64-aligned, e.g. registered for transfers; */
-    void *slot_memory; /* slots * layout.slot_bytes; NULL: the engine takes its own */
+    uint64_t force_ref; /* td_ops_mask: ops taken from the reference table even where a faster
+                           one runs; the same bits, to find a faulty one */
+    void *pool_memory;  /* layout.pool_bytes, 64-aligned, e.g. registered for transfers; */
+    void *slot_memory;  /* slots * layout.slot_bytes; NULL: the engine takes its own */
 };
 
-/* Options from the configuration and the checkpoint: resolves every "auto", refuses what does not
- * exist yet (numerics=ref, auto on a quantised checkpoint, fp4 keys, ...) with a sentence. */
+/* Options from the configuration and the checkpoint, every "auto" resolved: numerics is ref for a
+ * checkpoint with quantization_config, kv_dtype fp8 in ref and bf16 in plain. */
 TD_MUST_USE td_status td_engine_options_from(const struct td_config *c,
                                              const struct td_model_config *m,
                                              struct td_engine_options *ret, struct td_error *err);
@@ -59,10 +62,13 @@ struct td_run {
     bool want_logits;      /* of the run's last token */
 };
 
-/* Optional record of what the indexer chose, for the last token of each run with want_logits. */
+/* Optional record of what the indexer chose: for the last token of each run with want_logits, or,
+ * with every_token, for every token of the step in its order. */
 struct td_capture {
-    uint32_t runs, csa_layers, topk;
+    uint32_t runs; /* records there is room for */
+    uint32_t csa_layers, topk;
     int32_t *entries; /* [runs][csa_layers][topk], ascending, -1 = none; caller-owned */
+    bool every_token;
 };
 
 /* Runs one step. *ret_logits points at [runs that want logits][vocab] fp32 in run order, valid
@@ -92,7 +98,8 @@ struct td_engine_memory { /* bytes */
 };
 void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret);
 
-/* Instruction set, build and modes as one line, and its hash: equal ids promise equal bits. */
+/* Build and modes as one line, and the hash of what decides over bits in it: equal ids promise
+ * equal bits. (Forced reference ops are shown but not hashed: they have the same bits.) */
 const char *td_engine_numerics(const struct td_engine *e, uint64_t *ret_id);
 
 #endif

@@ -26,6 +26,37 @@ static void linear(const struct td_forward *f, const float *x, const struct td_m
     OP(f, linear, .x = x, .x_stride = w->cols, .n = f->batch.n, .parts = 1, .part = {part(w, y)});
 }
 
+/* x [n, dim] as products with `w` take it: itself, or rounded into `to` (which may be x). */
+static const float *input(const struct td_forward *f, const struct td_matrix *w, const float *x,
+                          float *to, uint32_t n, uint32_t dim) {
+    if (!f->ref || !w->fp8_input) return x;
+    OP(f, round_fp8, .x = x, .y = to, .n = n, .dim = dim);
+    return to;
+}
+
+/* Products of one input, in the one or two calls that need it as it is and rounded. */
+struct products {
+    struct td_linear_args plain, rounded;
+};
+
+static void add_product(const struct td_forward *f, struct products *p, const struct td_matrix *w,
+                        float *y) {
+    struct td_linear_args *a = f->ref && w->fp8_input ? &p->rounded : &p->plain;
+    a->part[a->parts++] = part(w, y);
+}
+
+static void run_products(const struct td_forward *f, struct products *p, const float *x) {
+    uint32_t n = f->batch.n;
+    for (int i = 0; i < 2; i++) {
+        struct td_linear_args *a = i ? &p->rounded : &p->plain;
+        if (a->parts == 0) continue;
+        a->n = n;
+        a->x_stride = a->part[0].w->cols;
+        a->x = input(f, a->part[0].w, x, f->s.rounded, n, a->part[0].w->cols);
+        f->ops->linear(&f->device, a);
+    }
+}
+
 static void rope(const struct td_forward *f, const struct td_packed_layer *l, float *x,
                  uint32_t heads, uint32_t dim, bool inverse) {
     OP(f, rope, .x = x, .cs = f->s.cs[l->kind != TD_LAYER_SWA], .n = f->batch.n, .heads = heads,
@@ -48,43 +79,48 @@ static void hc_post(const struct td_forward *f, const float *o) {
        .hidden = config(f)->hidden);
 }
 
-/* Everything that reads h in one call: q low rank, kv, both compressors, index head weights. */
+/* Everything that reads h: q low rank, kv, both compressors, index head weights. */
 static void project(const struct td_forward *f, const struct td_packed_layer *l) {
     const struct td_forward_buffers *s = &f->s;
-    struct td_linear_args a = {.x = s->h, .x_stride = config(f)->hidden, .n = f->batch.n};
-    a.part[a.parts++] = part(&l->wq_a, s->qr);
-    a.part[a.parts++] = part(&l->wkv, s->kv);
+    struct products p = {0};
+    add_product(f, &p, &l->wq_a, s->qr);
+    add_product(f, &p, &l->wkv, s->kv);
     if (l->kind != TD_LAYER_SWA) {
-        a.part[a.parts++] = part(&l->comp.wkv, s->u);
-        a.part[a.parts++] = part(&l->comp.wgate, s->g);
+        add_product(f, &p, &l->comp.wkv, s->u);
+        add_product(f, &p, &l->comp.wgate, s->g);
     }
     if (l->kind == TD_LAYER_CSA) {
-        a.part[a.parts++] = part(&l->index_comp.wkv, s->iu);
-        a.part[a.parts++] = part(&l->index_comp.wgate, s->ig);
-        a.part[a.parts++] = part(&l->index_weights, s->iw);
+        add_product(f, &p, &l->index_comp.wkv, s->iu);
+        add_product(f, &p, &l->index_comp.wgate, s->ig);
+        add_product(f, &p, &l->index_weights, s->iw);
     }
-    f->ops->linear(&f->device, &a);
+    run_products(f, &p, s->h);
 }
 
 /* The second stage of the queries, from the normalised low rank. */
 static void project_queries(const struct td_forward *f, const struct td_packed_layer *l) {
-    struct td_linear_args a = {.x = f->s.qr, .x_stride = config(f)->q_lora_rank, .n = f->batch.n};
-    a.part[a.parts++] = part(&l->wq_b, f->s.q);
-    if (l->kind == TD_LAYER_CSA) a.part[a.parts++] = part(&l->index_wq_b, f->s.iq);
-    f->ops->linear(&f->device, &a);
+    struct products p = {0};
+    add_product(f, &p, &l->wq_b, f->s.q);
+    if (l->kind == TD_LAYER_CSA) add_product(f, &p, &l->index_wq_b, f->s.iq);
+    run_products(f, &p, f->s.qr);
 }
 
 static void compress(const struct td_forward *f, uint32_t layer, enum td_kv_family family,
                      const struct td_packed_compressor *w, const float *u, float *g) {
     OP(f, compress, .batch = &f->batch, .layer = layer, .family = family, .u = u, .g = g,
-       .ape = w->ape, .norm = w->norm, .freq = f->model->freq[1], .eps = config(f)->rms_eps);
+       .ape = w->ape, .norm = w->norm, .freq = f->model->freq[1], .eps = config(f)->rms_eps,
+       .sim8 = f->ref, .hadamard = f->ref, .sim4 = f->sim4);
 }
 
 static void index_select(const struct td_forward *f, uint32_t layer) {
     uint32_t heads = config(f)->index_heads;
+    if (f->ref || f->sim4)
+        OP(f, index_query, .q = f->s.iq, .n = f->batch.n, .heads = heads, .hadamard = f->ref,
+           .sim4 = f->sim4);
     float scale = (float)(1.0 / (sqrt((double)TD_INDEX_DIM) * sqrt((double)heads)));
     OP(f, index, .batch = &f->batch, .layer = layer, .q = f->s.iq, .wt = f->s.iw, .wt_scale = scale,
-       .heads = heads, .topk = f->topk, .selected = f->s.selected, .workspace = f->s.index);
+       .heads = heads, .topk = f->topk, .score_bf16 = f->score_bf16, .selected = f->s.selected,
+       .workspace = f->s.index);
 }
 
 /* o -> attn_out through the output groups, one partial product per group, summed ascending. */
@@ -95,8 +131,10 @@ static void output(const struct td_forward *f, const struct td_packed_layer *l) 
     for (uint32_t g = 0; g < c->o_groups; g++)
         OP(f, linear, .x = f->s.o + (size_t)g * group_dim, .x_stride = c->heads * TD_HEAD_DIM,
            .n = n, .parts = 1, .part = {{&l->wo_a[g], f->s.z + g * c->o_lora_rank, z_dim}});
+    /* Groups of 128 rounded values may span output groups: the whole row at once. */
+    const float *z = input(f, &l->wo_b[0], f->s.z, f->s.z, n, z_dim);
     for (uint32_t g = 0; g < c->o_groups; g++)
-        OP(f, linear, .x = f->s.z + g * c->o_lora_rank, .x_stride = z_dim, .n = n, .parts = 1,
+        OP(f, linear, .x = z + g * c->o_lora_rank, .x_stride = z_dim, .n = n, .parts = 1,
            .part = {{&l->wo_b[g], f->s.shard + (size_t)g * n * c->hidden, c->hidden}});
     OP(f, add_shards, .shard = f->s.shard, .y = f->s.attn_out, .shards = c->o_groups, .n = n,
        .dim = c->hidden);
@@ -117,21 +155,27 @@ static void route(const struct td_forward *f, const struct td_packed_layer *l) {
 static void routed_experts(const struct td_forward *f, const struct td_packed_layer *l) {
     const struct td_model_config *c = config(f);
     const struct td_forward_buffers *s = &f->s;
-    OP(f, expert_linear, .x = s->h, .x_stride = c->hidden, .x_row = s->token, .offset = s->offset,
+    uint32_t rows = f->batch.n * c->experts_per_token;
+    const float *x = input(f, &l->w1[0], s->h, s->rounded, f->batch.n, c->hidden);
+    OP(f, expert_linear, .x = x, .x_stride = c->hidden, .x_row = s->token, .offset = s->offset,
        .experts = c->experts, .parts = 2, .w = {l->w1, l->w3}, .y = {s->a, s->b});
-    OP(f, swiglu, .a = s->a, .b = s->b, .weight = s->row_weight, .t = s->a,
-       .n = f->batch.n * c->experts_per_token, .inner = c->expert_inner, .limit = c->swiglu_limit);
-    OP(f, expert_linear, .x = s->a, .x_stride = c->expert_inner, .offset = s->offset,
+    OP(f, swiglu, .a = s->a, .b = s->b, .weight = s->row_weight, .t = s->a, .n = rows,
+       .inner = c->expert_inner, .limit = c->swiglu_limit);
+    x = input(f, &l->w2[0], s->a, s->a, rows, c->expert_inner);
+    OP(f, expert_linear, .x = x, .x_stride = c->expert_inner, .offset = s->offset,
        .experts = c->experts, .parts = 1, .w = {l->w2}, .y = {s->expert_out});
 }
 
 static void shared_expert(const struct td_forward *f, const struct td_packed_layer *l) {
     const struct td_forward_buffers *s = &f->s;
-    OP(f, linear, .x = s->h, .x_stride = config(f)->hidden, .n = f->batch.n, .parts = 2,
-       .part = {part(&l->shared.w1, s->a), part(&l->shared.w3, s->b)});
-    OP(f, swiglu, .a = s->a, .b = s->b, .t = s->a, .n = f->batch.n, .inner = l->shared.w1.rows,
+    uint32_t n = f->batch.n, inner = l->shared.w1.rows;
+    struct products p = {0};
+    add_product(f, &p, &l->shared.w1, s->a);
+    add_product(f, &p, &l->shared.w3, s->b);
+    run_products(f, &p, s->h);
+    OP(f, swiglu, .a = s->a, .b = s->b, .t = s->a, .n = n, .inner = inner,
        .limit = config(f)->swiglu_limit);
-    linear(f, s->a, &l->shared.w2, s->shared_out);
+    linear(f, input(f, &l->shared.w2, s->a, s->a, n, inner), &l->shared.w2, s->shared_out);
 }
 
 static void combine(const struct td_forward *f) {
@@ -141,12 +185,15 @@ static void combine(const struct td_forward *f) {
        .hidden = c->hidden, .experts = c->experts, .shards = c->o_groups);
 }
 
-/* What the indexer chose for the wanted rows, before the next layer overwrites it. */
+/* What the indexer chose for the wanted rows, or all, before the next layer overwrites it. */
 static void capture(const struct td_forward *f, uint32_t layer) {
     const struct td_kv_layout *kv = f->batch.kv;
-    for (uint32_t i = 0; i < f->wanted; i++)
+    uint32_t rows = f->capture_all ? f->batch.n : f->wanted;
+    for (uint32_t i = 0; i < rows; i++) {
+        uint32_t row = f->capture_all ? i : f->want[i];
         memcpy(f->capture + ((size_t)i * kv->csa_layers + kv->csa_index[layer]) * f->topk,
-               f->s.selected + (size_t)f->want[i] * f->topk, f->topk * sizeof *f->capture);
+               f->s.selected + (size_t)row * f->topk, f->topk * sizeof *f->capture);
+    }
 }
 
 static void logits(const struct td_forward *f) {
@@ -184,7 +231,8 @@ static void attention(const struct td_forward *f, uint32_t i, const struct td_pa
     norm(f, s->q, NULL, n * c->heads, TD_HEAD_DIM);
     rope(f, l, s->q, c->heads, TD_HEAD_DIM, false);
     rope(f, l, s->kv, 1, TD_HEAD_DIM, false);
-    OP(f, row_store, .kv = s->kv, .rows = s->rows, .layout = f->batch.kv, .n = n);
+    OP(f, row_store, .kv = s->kv, .rows = s->rows, .layout = f->batch.kv, .n = n,
+       .sim8 = f->ref);
 
     if (l->kind == TD_LAYER_HCA)                         /* entries closed here are seen here */
         compress(f, i, TD_KV_HCA, &l->comp, s->u, s->g);
@@ -244,6 +292,7 @@ void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
     s->comb = FLOATS(n * 16);
     s->y = FLOATS(n * c->hidden);
     s->h = FLOATS(n * c->hidden);
+    s->rounded = FLOATS(n * (c->hidden > c->q_lora_rank ? c->hidden : c->q_lora_rank));
     s->cs[0] = FLOATS(n * TD_ROPE_DIM);
     s->cs[1] = FLOATS(n * TD_ROPE_DIM);
     s->qr = FLOATS(n * c->q_lora_rank);

@@ -13,6 +13,7 @@ struct td_forward_buffers {
     float *post;       /* [n, 4] */
     float *comb;       /* [n, 4, 4] */
     float *y, *h;      /* [n, hidden] mixed down; normalised */
+    float *rounded;    /* [n, hidden or q_lora] an input as FP8 and FP4 linears see it */
     float *cs[2];      /* [n, 32, 2] angles of SWA and of compressing layers */
     float *qr;         /* [n, q_lora] */
     float *q, *o;      /* [n, heads, 512] */
@@ -49,13 +50,17 @@ struct td_forward {
     struct td_device device;
     const struct td_packed_model *model;
     uint32_t topk;
+    bool ref;        /* rounding of ref numerics: linear inputs, rows, Hadamard */
+    bool sim4;       /* FP4 rounding of index queries and keys */
+    bool score_bf16; /* of index scores before they are compared */
     struct td_forward_buffers s;
     /* The step, set before each pass. */
     struct td_op_batch batch;
     const int32_t *ids;   /* [n] */
     const uint32_t *want; /* [wanted] rows whose logits are wanted */
     uint32_t wanted;
-    int32_t *capture; /* [wanted, csa_layers, topk] or NULL */
+    int32_t *capture; /* [wanted, or n with capture_all, csa_layers, topk] or NULL */
+    bool capture_all;
 };
 
 /* Counts (base NULL) or hands out the buffers for up to max_rows rows and max_wanted logit rows. */

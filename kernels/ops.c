@@ -1,5 +1,8 @@
-/* Choice of the op table, and the sizes of the ops' working memory. */
+/* Choice of the op table, ops by name, and the sizes of the ops' working memory. */
 #include "kernels/ops.h"
+
+#include <stdio.h>
+#include <string.h>
 
 #include "kernels/ref/scratch.h"
 
@@ -10,6 +13,67 @@ const struct td_ops *td_ops_select(void) {
 #endif
     return &td_ops_base;
 }
+
+/* ---- ops by name ---- */
+
+static const char *const op_name[] = {
+#define X(op) #op,
+    TD_OPS_MAP(X)
+#undef X
+};
+enum { N_OPS = sizeof op_name / sizeof *op_name };
+_Static_assert(N_OPS < 64, "a mask has a bit per op");
+static const uint64_t every_op = ((uint64_t)1 << N_OPS) - 1;
+
+static uint64_t mask_of(const char *name, size_t len) {
+    if (len == 3 && memcmp(name, "all", 3) == 0) return every_op;
+    for (uint32_t i = 0; i < N_OPS; i++)
+        if (strlen(op_name[i]) == len && memcmp(op_name[i], name, len) == 0)
+            return (uint64_t)1 << i;
+    return 0;
+}
+
+td_status td_ops_mask(const char *list, uint64_t *ret, struct td_error *err) {
+    static const char between[] = ", \t";
+    uint64_t mask = 0;
+    for (const char *at = list + strspn(list, between); *at; at += strspn(at, between)) {
+        size_t len = strcspn(at, between);
+        uint64_t bit = mask_of(at, len);
+        if (!bit) {
+            char names[512];
+            td_ops_names(every_op & ~(uint64_t)1, names, sizeof names);
+            return td_fail(err, TD_CONFIG, "force_ref: expected all, %s %s, found %.*s", op_name[0],
+                           names, len > 60 ? 60 : (int)len, at);
+        }
+        mask |= bit;
+        at += len;
+    }
+    *ret = mask;
+    return TD_OK;
+}
+
+void td_ops_names(uint64_t mask, char *buf, size_t cap) {
+    size_t used = 0;
+    if ((mask & every_op) == every_op) {
+        snprintf(buf, cap, "all");
+        return;
+    }
+    buf[0] = 0;
+    for (uint32_t i = 0; i < N_OPS && used < cap; i++)
+        if (mask >> i & 1)
+            used += (size_t)snprintf(buf + used, cap - used, "%s%s", used ? " " : "", op_name[i]);
+}
+
+void td_ops_init(struct td_ops *ret, uint64_t force_ref) {
+    uint32_t i = 0;
+    *ret = *td_ops_select();
+#define X(op)                                                                                      \
+    if (force_ref >> i++ & 1) ret->op = td_ops_base.op;
+    TD_OPS_MAP(X)
+#undef X
+}
+
+/* ---- working memory ---- */
 
 static size_t round64(size_t n) {
     return (n + 63) & ~(size_t)63;

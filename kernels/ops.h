@@ -47,6 +47,7 @@ struct td_device {
 struct td_matrix {
     uint32_t rows, cols; /* [out, in] */
     const float *panels;
+    bool fp8_input; /* stored as FP8 or FP4: ref numerics rounds what it is multiplied with */
 };
 
 /* The sequences of a step. Row i of the step is position row[i].pos of run[row[i].run]; rows of a
@@ -86,6 +87,19 @@ struct td_linear_args {
     size_t x_stride;
     uint32_t n, parts;
     struct td_linear_part part[TD_LINEAR_PARTS]; /* equal cols */
+};
+
+/* y = x as the FP8 and FP4 linears of `ref` numerics see it (s.2): per 128 values, the last group
+ * of a row shorter where dim ends inside it, x becomes e4m3_rne(x / s) * s with
+ * s = 2^ceil(log2(max(max|x|, 1e-4) / 448)); kernels/ref/quant.h has the definition to the bit. The
+ * products themselves are plain ones with dequantised weights: a scale is a power of two and, for
+ * FP8 weights, the same for a whole block of 128 inputs, so a block sum of dequantised values is
+ * the block sum of e4m3 products times both scales, to the bit (nothing is subnormal). FP4 weights
+ * have a scale per 32 inputs; their products share the block's one chain. y may be x. */
+struct td_round_fp8_args {
+    const float *x;  /* [n, dim] */
+    float *y;        /* [n, dim] */
+    uint32_t n, dim; /* dim: a multiple of 8 */
 };
 
 /* The same product for rows grouped by expert: row r of expert e, offset[e] <= r < offset[e+1],
@@ -164,14 +178,16 @@ struct td_rope_args {
 };
 
 /* Window rows in their stored form, and back into the rings.
- * row_store: rows[i] = kv[i] rounded to kv->row_dtype. Attention reads a step's own rows from
- * there; the rings still hold what earlier steps wrote.
+ * row_store: rows[i] = kv[i] rounded to kv->row_dtype, in canonical form (td_kv_dense_row); with
+ * `sim8` the first 448 values go through the rounding of round_fp8, per 64 values, before that.
+ * Attention reads a step's own rows from there; the rings still hold what earlier steps wrote.
  * ring_write: the last 128 rows of every run go to their ring places. After attention. */
 struct td_row_store_args {
     const float *kv; /* [n, 512] */
     void *rows;      /* [n] rows of kv->row_bytes */
     const struct td_kv_layout *layout;
     uint32_t n;
+    bool sim8;
 };
 struct td_ring_write_args {
     const struct td_op_batch *batch;
@@ -184,7 +200,11 @@ struct td_ring_write_args {
  * and stored in its page in one go; then the open state goes to the slot's ring.
  * Pool per channel: m = max g; e = exp(g - m); v = (fmaf chain of e * u) / (sum of e), tokens
  * ascending. d = 512, or 128 for TD_KV_INDEX; coff = 2 when the ratio is 4, else 1.
- * FP8 keys: scale = max|v| / 448, or 1 when all are zero; byte = e4m3_rne(v / scale). */
+ * Between rotation and storing, as asked for: `sim8` (rows; see row_store); `hadamard` over the 128
+ * values of a key, then `sim4`: per 32 values v becomes e2m1_rne(v / s) * s with
+ * s = 2^ceil(log2(max(max|v|, 6 * 2^-126) / 6)).
+ * FP8 keys: scale = max|v| / 448, or 1 when all are zero; byte = e4m3_rne(v / scale). FP4 keys and
+ * FP8 rows are stored as sim4 and sim8 round. */
 struct td_compress_args {
     const struct td_op_batch *batch;
     uint32_t layer;
@@ -195,13 +215,23 @@ struct td_compress_args {
     const float *norm;        /* [d] */
     const float *freq;        /* [32] */
     float eps;
+    bool sim8;           /* TD_KV_CSA, TD_KV_HCA */
+    bool hadamard, sim4; /* TD_KV_INDEX */
+};
+
+/* Index queries after rotation, in place: the same Hadamard transform and sim4 as the keys. */
+struct td_index_query_args {
+    float *q; /* [n, heads, 128] */
+    uint32_t n, heads;
+    bool hadamard, sim4;
 };
 
 /* Lightning indexer (s.8.1): selected[i] = the min(topk, visible) keys with the greatest
  * score = fmaf chain over heads ascending of (wt[h] * wt_scale) * max(dot, 0), dot = block sum;
- * equal scores: the lower entry; ascending, then -1. Entry w is visible to position p when
- * w < (p + 1) / 4. Keys are read as stored. Scores exist for one tile of keys at a time; the
- * workspace has td_index_workspace bytes whatever the context length, 64-aligned. */
+ * with `score_bf16` the finished score is rounded to bf16 before any comparison. Equal scores: the
+ * lower entry; ascending, then -1. Entry w is visible to position p when w < (p + 1) / 4. Keys are
+ * read as stored. Scores exist for one tile of keys at a time; the workspace has td_index_workspace
+ * bytes whatever the context length, 64-aligned. */
 struct td_index_args {
     const struct td_op_batch *batch;
     uint32_t layer;
@@ -209,6 +239,7 @@ struct td_index_args {
     const float *wt; /* [n, heads] */
     float wt_scale;
     uint32_t heads, topk;
+    bool score_bf16;
     int32_t *selected; /* [n, topk] */
     void *workspace;
 };
@@ -297,6 +328,7 @@ struct td_gather_args {
 #define TD_OPS_MAP(X)                                                                              \
     X(embed)                                                                                       \
     X(linear)                                                                                      \
+    X(round_fp8)                                                                                   \
     X(expert_linear)                                                                               \
     X(rms_norm)                                                                                    \
     X(hc_pre)                                                                                      \
@@ -307,6 +339,7 @@ struct td_gather_args {
     X(row_store)                                                                                   \
     X(ring_write)                                                                                  \
     X(compress)                                                                                    \
+    X(index_query)                                                                                 \
     X(index)                                                                                       \
     X(attend)                                                                                      \
     X(add_shards)                                                                                  \
@@ -330,5 +363,13 @@ extern const struct td_ops td_ops_v3;
 
 /* The best table this processor runs. */
 const struct td_ops *td_ops_select(void);
+
+/* Ops by name: bit i stands for op i of TD_OPS_MAP. `list`: names separated by commas or blanks, or
+ * "all", or nothing. CONFIG with a sentence for a name that does not exist. */
+TD_MUST_USE td_status td_ops_mask(const char *list, uint64_t *ret, struct td_error *err);
+/* The names of a mask, separated by blanks ("all" for all), into `buf` [cap]. */
+void td_ops_names(uint64_t mask, char *buf, size_t cap);
+/* td_ops_select's table with the ops of the mask taken from td_ops_base. */
+void td_ops_init(struct td_ops *ret, uint64_t force_ref);
 
 #endif

@@ -1,63 +1,29 @@
-/* From typed settings and a checkpoint to what the engine is built with: every "auto" resolved,
- * everything that does not exist refused by name. */
+/* From typed settings and a checkpoint to what the engine is built with: every "auto" resolved. */
 #include <sched.h>
 
 #include "kernels/engine.h"
-#include "kernels/threads.h"
+#include "kernels/ops.h"
 
-static td_status refuse_numerics(const struct td_config *c, const struct td_model_config *m,
-                                 struct td_error *err) {
-    if (c->numerics == TD_NUMERICS_REF)
-        return td_fail(err, TD_UNSUPPORTED,
-                       "numerics=ref (quantised activations) does not exist "
-                       "in this build; set numerics=plain");
-    if (c->numerics == TD_NUMERICS_AUTO && m->quantised)
-        return td_fail(err, TD_UNSUPPORTED,
-                       "numerics=auto means ref for a checkpoint with "
-                       "quantization_config, and ref does not exist in this build; set "
-                       "numerics=plain");
-    if (c->index_sim4)
-        return td_fail(err, TD_UNSUPPORTED,
-                       "index_sim4=on belongs to numerics=ref, which does "
-                       "not exist in this build; set index_sim4=off");
-    if (c->score_dtype != TD_SCORE_FP32)
-        return td_fail(err, TD_UNSUPPORTED,
-                       "score_dtype=bf16 does not exist in this build; set "
-                       "score_dtype=fp32");
-    return TD_OK;
-}
-
-static td_status storage_types(const struct td_config *c, struct td_engine_options *o,
-                               struct td_error *err) {
-    switch (c->index_key_dtype) {
-    case TD_KEY_BF16:
-        o->key_dtype = TD_KV_KEY_BF16;
-        break;
-    case TD_KEY_FP32:
-        o->key_dtype = TD_KV_KEY_FP32;
-        break;
-    case TD_KEY_FP8:
-        o->key_dtype = TD_KV_KEY_FP8;
-        break;
-    default:
-        return td_fail(err, TD_UNSUPPORTED,
-                       "index_key_dtype=fp4 does not exist in this build; "
-                       "expected bf16, fp32 or fp8");
-    }
+static void storage_types(const struct td_config *c, struct td_engine_options *o) {
+    static const enum td_kv_key_dtype key[] = {[TD_KEY_BF16] = TD_KV_KEY_BF16,
+                                               [TD_KEY_FP32] = TD_KV_KEY_FP32,
+                                               [TD_KEY_FP8] = TD_KV_KEY_FP8,
+                                               [TD_KEY_FP4] = TD_KV_KEY_FP4};
+    o->key_dtype = key[c->index_key_dtype];
     switch (c->kv_dtype) {
-    case TD_ROW_AUTO:
     case TD_ROW_BF16:
         o->row_dtype = TD_KV_ROW_BF16;
+        break;
+    case TD_ROW_FP8:
+        o->row_dtype = TD_KV_ROW_FP8;
         break;
     case TD_ROW_FP32:
         o->row_dtype = TD_KV_ROW_FP32;
         break;
-    default:
-        return td_fail(err, TD_UNSUPPORTED,
-                       "kv_dtype=fp8 does not exist in this build; expected "
-                       "auto, bf16 or fp32");
+    default: /* auto: in ref numerics FP8 rows hold as much as bf16 ones */
+        o->row_dtype = o->ref ? TD_KV_ROW_FP8 : TD_KV_ROW_BF16;
+        break;
     }
-    return TD_OK;
 }
 
 static uint32_t usable_cores(void) {
@@ -70,8 +36,11 @@ static uint32_t usable_cores(void) {
 td_status td_engine_options_from(const struct td_config *c, const struct td_model_config *m,
                                  struct td_engine_options *ret, struct td_error *err) {
     struct td_engine_options o = {0};
-    TD_TRY(refuse_numerics(c, m, err));
-    TD_TRY(storage_types(c, &o, err));
+    TD_TRY(td_ops_mask(c->force_ref, &o.force_ref, err));
+    o.ref = c->numerics == TD_NUMERICS_REF || (c->numerics == TD_NUMERICS_AUTO && m->quantised);
+    o.index_sim4 = c->index_sim4;
+    o.score_bf16 = c->score_dtype == TD_SCORE_BF16;
+    storage_types(c, &o);
     o.index_topk = c->index_topk ? (uint32_t)c->index_topk : m->index_topk;
     o.max_context = c->max_context ? (uint32_t)c->max_context : m->max_positions;
     if (o.max_context > m->max_positions)

@@ -18,7 +18,7 @@ static struct td_matrix pack_part(struct packer *p, const struct td_weight *w, u
     uint32_t panels = (rows + TD_PANEL - 1) / TD_PANEL;
     size_t floats = (size_t)panels * cols * TD_PANEL;
     float *to = td_bump_take(&p->bump, floats * sizeof *to);
-    if (!to) return (struct td_matrix){rows, cols, NULL};
+    if (!to) return (struct td_matrix){.rows = rows, .cols = cols};
     if (rows % TD_PANEL)
         memset(to + (size_t)(panels - 1) * cols * TD_PANEL, 0, cols * TD_PANEL * sizeof *to);
     for (uint32_t o = 0; o < rows; o++) {
@@ -27,12 +27,23 @@ static struct td_matrix pack_part(struct packer *p, const struct td_weight *w, u
         for (uint32_t k = 0; k < cols; k++)
             panel[(size_t)k * TD_PANEL] = p->row[col + k];
     }
-    return (struct td_matrix){rows, cols, to};
+    return (struct td_matrix){.rows = rows, .cols = cols, .panels = to};
 }
 
 static struct td_matrix pack(struct packer *p, const struct td_weight *w) {
     if (w->format == TD_W_NONE) return (struct td_matrix){0};
     return pack_part(p, w, 0, w->rows, 0, w->cols);
+}
+
+/* A matrix whose input is rounded in ref numerics if it is stored as FP8 or FP4. By the model's
+ * rules that is not every quantised one: wo_a is expanded. */
+static struct td_matrix rounding(struct td_matrix m, const struct td_weight *w) {
+    m.fp8_input = w->format == TD_W_FP8_BLOCK || w->format == TD_W_FP4;
+    return m;
+}
+
+static struct td_matrix pack_rounding(struct packer *p, const struct td_weight *w) {
+    return rounding(pack(p, w), w);
 }
 
 /* All rows as plain fp32, row-major. */
@@ -69,9 +80,9 @@ static void pack_experts(struct packer *p, const struct td_layer_weights *w, uin
     to->w3 = take_matrices(p, experts);
     to->w2 = take_matrices(p, experts);
     for (uint32_t e = 0; e < experts; e++) {
-        set_matrix(to->w1, e, pack(p, &w->experts[e].w1));
-        set_matrix(to->w3, e, pack(p, &w->experts[e].w3));
-        set_matrix(to->w2, e, pack(p, &w->experts[e].w2));
+        set_matrix(to->w1, e, pack_rounding(p, &w->experts[e].w1));
+        set_matrix(to->w3, e, pack_rounding(p, &w->experts[e].w3));
+        set_matrix(to->w2, e, pack_rounding(p, &w->experts[e].w2));
     }
 }
 
@@ -82,10 +93,10 @@ static void pack_layer(struct packer *p, const struct td_model_config *c, uint32
     to->ffn_norm = pack_plain(p, &w->ffn_norm);
     to->hc_attn = pack_hc(p, &w->hc_attn);
     to->hc_ffn = pack_hc(p, &w->hc_ffn);
-    to->wq_a = pack(p, &w->wq_a);
+    to->wq_a = pack_rounding(p, &w->wq_a);
     to->q_norm = pack_plain(p, &w->q_norm);
-    to->wq_b = pack(p, &w->wq_b);
-    to->wkv = pack(p, &w->wkv);
+    to->wq_b = pack_rounding(p, &w->wq_b);
+    to->wkv = pack_rounding(p, &w->wkv);
     to->kv_norm = pack_plain(p, &w->kv_norm);
     to->sink = pack_plain(p, &w->sink);
     to->wo_a = take_matrices(p, c->o_groups);
@@ -93,18 +104,21 @@ static void pack_layer(struct packer *p, const struct td_model_config *c, uint32
     for (uint32_t g = 0; g < c->o_groups; g++) {
         set_matrix(to->wo_a, g,
                    pack_part(p, &w->wo_a, g * c->o_lora_rank, c->o_lora_rank, 0, w->wo_a.cols));
-        set_matrix(to->wo_b, g,
-                   pack_part(p, &w->wo_b, 0, c->hidden, g * c->o_lora_rank, c->o_lora_rank));
+        set_matrix(
+            to->wo_b, g,
+            rounding(pack_part(p, &w->wo_b, 0, c->hidden, g * c->o_lora_rank, c->o_lora_rank),
+                     &w->wo_b));
     }
     to->comp = pack_compressor(p, &w->comp);
     to->index_comp = pack_compressor(p, &w->index_comp);
-    to->index_wq_b = pack(p, &w->index_wq_b);
+    to->index_wq_b = pack_rounding(p, &w->index_wq_b);
     to->index_weights = pack(p, &w->index_weights_proj);
     to->gate = pack(p, &w->gate);
     to->gate_bias = pack_plain(p, &w->gate_bias);
     to->tid2eid = w->tid2eid;
-    to->shared = (struct td_packed_ffn){pack(p, &w->shared.w1), pack(p, &w->shared.w3),
-                                        pack(p, &w->shared.w2)};
+    to->shared =
+        (struct td_packed_ffn){pack_rounding(p, &w->shared.w1), pack_rounding(p, &w->shared.w3),
+                               pack_rounding(p, &w->shared.w2)};
     pack_experts(p, w, c->experts, to);
 }
 

@@ -28,8 +28,11 @@ static void name_model(struct td_worker_engine *w, const struct td_config *c) {
 /* The settings as they were resolved. */
 static void show_effective(const struct td_worker_engine *w, struct td_config *c) {
     const struct td_engine_options *o = &w->options;
-    c->numerics = TD_NUMERICS_PLAIN; /* the only one that td_engine_options_from lets through */
-    c->kv_dtype = o->row_dtype == TD_KV_ROW_FP32 ? TD_ROW_FP32 : TD_ROW_BF16;
+    static const uint32_t row[] = {[TD_KV_ROW_BF16] = TD_ROW_BF16,
+                                   [TD_KV_ROW_FP32] = TD_ROW_FP32,
+                                   [TD_KV_ROW_FP8] = TD_ROW_FP8};
+    c->numerics = o->ref ? TD_NUMERICS_REF : TD_NUMERICS_PLAIN;
+    c->kv_dtype = row[o->row_dtype];
     c->index_topk = o->index_topk;
     c->max_context = o->max_context;
     c->max_running = o->slots;

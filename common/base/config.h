@@ -27,6 +27,7 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("score_dtype", score_dtype, E, 0, 0, "fp32|bf16", "index scores")                            \
     X("kv_dtype", kv_dtype, E, 0, 0, "auto|bf16|fp8|fp32", "how window and compressed rows are stored") \
     X("index_topk", index_topk, U, 0, 0, 2048, "entries per query in CSA layers; 0: the checkpoint's") \
+    X("force_ref", force_ref, S, "", 0, 0, "ops taken from the reference table: names, or all")     \
     X("max_context", max_context, U, 0, 0, 1048576, "tokens per sequence; 0: the checkpoint's limit") \
     X("max_running", max_running, U, 16, 1, 1024, "sequences with a slot")                         \
     X("pool_pages", pool_pages, U, 0, 0, 1u << 24, "pages of 256 tokens; 0: two full contexts' worth") \

@@ -69,9 +69,13 @@ static td_status set_dtypes(struct td_kv_layout *l, enum td_kv_row_dtype row,
     case TD_KV_ROW_FP32:
         l->row_bytes = TD_KV_ROW_DIM * 4;
         break;
+    case TD_KV_ROW_FP8:
+        l->row_bytes = TD_KV_FP8_ROW_VALUES + TD_KV_FP8_ROW_SCALES;
+        break;
     default:
         return td_fail(err, TD_INVALID, "KV layout: unknown row type %u", (unsigned)row);
     }
+    l->row_stride = row == TD_KV_ROW_FP8 ? TD_KV_FP8_ROW_VALUES : l->row_bytes;
     switch (key) {
     case TD_KV_KEY_BF16:
         l->key_bytes = TD_KV_KEY_DIM * 2;
@@ -81,6 +85,9 @@ static td_status set_dtypes(struct td_kv_layout *l, enum td_kv_row_dtype row,
         break;
     case TD_KV_KEY_FP8:
         l->key_bytes = TD_KV_FP8_KEY_BYTES;
+        break;
+    case TD_KV_KEY_FP4:
+        l->key_bytes = TD_KV_FP4_KEY_BYTES;
         break;
     default:
         return td_fail(err, TD_INVALID, "KV layout: unknown indexer key type %u", (unsigned)key);
@@ -119,6 +126,11 @@ td_status td_kv_layout_init(struct td_kv_layout *l, uint32_t layers, const uint8
     set_starts(l);
     l->fingerprint = fingerprint(l, model_fingerprint);
     return TD_OK;
+}
+
+void td_kv_row_copy(const struct td_kv_layout *l, struct td_kv_row to, struct td_kv_row from) {
+    memcpy(to.values, from.values, l->row_stride);
+    if (to.scales) memcpy(to.scales, from.scales, TD_KV_FP8_ROW_SCALES);
 }
 
 uint64_t td_kv_rows(const struct td_kv_layout *l, enum td_kv_family family, uint32_t n) {

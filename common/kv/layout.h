@@ -5,6 +5,8 @@
  *
  * Pool: a page id stands for 256 tokens in all layers. Storage is layer-major: for each family
  * and layer all pages lie together, [layer][page][row]. Rows per page: CSA 64, index 64, HCA 2.
+ * In a page of FP8 rows (and in a layer's window ring) the 576 value bytes of all rows come
+ * first, then their 8 scale bytes each.
  * Slot: one fixed slab per running sequence with the window rings and the open compressor state.
  * Everything is little-endian; all functions are pure arithmetic. */
 #ifndef TD_COMMON_KV_LAYOUT_H
@@ -27,8 +29,10 @@ enum td_kv_family {
     TD_KV_FAMILIES,
 };
 
-enum td_kv_row_dtype { TD_KV_ROW_BF16, TD_KV_ROW_FP32 };                /* 512 values */
-enum td_kv_key_dtype { TD_KV_KEY_BF16, TD_KV_KEY_FP32, TD_KV_KEY_FP8 }; /* 128 values */
+/* 512 values. FP8 rows are mixed: 448 e4m3 with one e8m0 scale per 64, the 64 rotated ones bf16. */
+enum td_kv_row_dtype { TD_KV_ROW_BF16, TD_KV_ROW_FP32, TD_KV_ROW_FP8 };
+/* 128 values. */
+enum td_kv_key_dtype { TD_KV_KEY_BF16, TD_KV_KEY_FP32, TD_KV_KEY_FP8, TD_KV_KEY_FP4 };
 
 enum {
     TD_KV_WIRE_VERSION = 1, /* of wire blocks and checksums; part of the fingerprint */
@@ -45,7 +49,11 @@ enum {
     TD_KV_CSA_STATE_DIM = 1024,  /* two halves of 512 */
     TD_KV_INDEX_STATE_DIM = 256, /* two halves of 128 */
     TD_KV_HCA_STATE_DIM = 512,
-    TD_KV_FP8_KEY_BYTES = 132, /* 128 e4m3, then one fp32 scale; the row is only 4-aligned */
+    TD_KV_FP8_KEY_BYTES = 132,  /* 128 e4m3, then one fp32 scale; the row is only 4-aligned */
+    TD_KV_FP4_KEY_BYTES = 68,   /* 64 pairs of e2m1, even value in the low nibble; 4 e8m0 scales */
+    TD_KV_FP8_ROW_DIM = 448,    /* values of an FP8 row stored as e4m3, one scale per 64 */
+    TD_KV_FP8_ROW_VALUES = 576, /* bytes: 448 e4m3, 64 bf16 */
+    TD_KV_FP8_ROW_SCALES = 8,   /* bytes: 7 e8m0, one 0 */
 };
 
 /* Filled by td_kv_layout_init; read-only afterwards. */
@@ -57,9 +65,10 @@ struct td_kv_layout {
     uint32_t csa_layers, hca_layers;
     enum td_kv_row_dtype row_dtype;
     enum td_kv_key_dtype key_dtype;
-    uint32_t row_bytes; /* 1,024 or 2,048 */
-    uint32_t key_bytes; /* 256, 512 or 132 */
-    uint32_t pages;     /* of this worker's pool; not part of the fingerprint */
+    uint32_t row_bytes;  /* 1,024, 2,048 or 584 */
+    uint32_t row_stride; /* between neighbouring rows' values: row_bytes, or 576 for FP8 */
+    uint32_t key_bytes;  /* 256, 512, 132 or 68 */
+    uint32_t pages;      /* of this worker's pool; not part of the fingerprint */
     size_t csa_offset, index_offset, hca_offset, pool_bytes;        /* family starts in the pool */
     size_t slot_window, slot_csa, slot_index, slot_hca, slot_bytes; /* starts in a slot */
     uint64_t fingerprint; /* wire layout + `model_fingerprint` + dtypes: peers compare it */
@@ -72,13 +81,42 @@ TD_MUST_USE td_status td_kv_layout_init(struct td_kv_layout *l, uint32_t layers,
                                         enum td_kv_key_dtype key, uint32_t pages,
                                         uint64_t model_fingerprint, struct td_error *err);
 
+/* ---- rows ---- */
+
+/* Where a stored row lies: row_stride bytes of values; for FP8 rows TD_KV_FP8_ROW_SCALES bytes of
+ * scales, else `scales` is NULL. */
+struct td_kv_row {
+    void *values;
+    uint8_t *scales;
+};
+
+/* Row i of a block of `rows` rows. */
+static inline struct td_kv_row td_kv_block_row(const struct td_kv_layout *l, void *block,
+                                               uint32_t rows, uint32_t i) {
+    uint8_t *values = (uint8_t *)block;
+    if (l->row_stride == l->row_bytes)
+        return (struct td_kv_row){values + (size_t)i * l->row_stride, NULL};
+    return (struct td_kv_row){values + (size_t)i * l->row_stride,
+                              values + (size_t)rows * l->row_stride +
+                                  (size_t)i * TD_KV_FP8_ROW_SCALES};
+}
+/* Row i of dense rows in canonical form (values, then scales), as they travel. */
+static inline struct td_kv_row td_kv_dense_row(const struct td_kv_layout *l, const void *rows,
+                                               size_t i) {
+    uint8_t *values = (uint8_t *)(uintptr_t)rows + i * l->row_bytes;
+    return (struct td_kv_row){values,
+                              l->row_stride == l->row_bytes ? NULL : values + l->row_stride};
+}
+void td_kv_row_copy(const struct td_kv_layout *l, struct td_kv_row to, struct td_kv_row from);
+
 /* ---- pool rows; `pool` is the start of pool_bytes ---- */
 
-/* CSA entry i (0..63) of `page`: row_bytes. Token range of entry w: 4w..4w+3, page w / 64. */
-static inline void *td_kv_csa_row(const struct td_kv_layout *l, void *pool, uint32_t layer,
-                                  uint32_t page, uint32_t i) {
-    size_t row = ((size_t)l->csa_index[layer] * l->pages + page) * TD_KV_CSA_PER_PAGE + i;
-    return (uint8_t *)pool + l->csa_offset + row * l->row_bytes;
+/* CSA entry i (0..63) of `page`. Token range of entry w: 4w..4w+3, page w / 64. */
+static inline struct td_kv_row td_kv_csa_row(const struct td_kv_layout *l, void *pool,
+                                             uint32_t layer, uint32_t page, uint32_t i) {
+    size_t row = ((size_t)l->csa_index[layer] * l->pages + page) * TD_KV_CSA_PER_PAGE;
+    return td_kv_block_row(l, (uint8_t *)pool + l->csa_offset + row * l->row_bytes,
+                           TD_KV_CSA_PER_PAGE, i);
 }
 /* Indexer key i (0..63) of `page`: key_bytes. */
 static inline void *td_kv_index_key(const struct td_kv_layout *l, void *pool, uint32_t layer,
@@ -86,20 +124,22 @@ static inline void *td_kv_index_key(const struct td_kv_layout *l, void *pool, ui
     size_t row = ((size_t)l->csa_index[layer] * l->pages + page) * TD_KV_CSA_PER_PAGE + i;
     return (uint8_t *)pool + l->index_offset + row * l->key_bytes;
 }
-/* HCA entry i (0..1) of `page`: row_bytes. */
-static inline void *td_kv_hca_row(const struct td_kv_layout *l, void *pool, uint32_t layer,
-                                  uint32_t page, uint32_t i) {
-    size_t row = ((size_t)l->hca_index[layer] * l->pages + page) * TD_KV_HCA_PER_PAGE + i;
-    return (uint8_t *)pool + l->hca_offset + row * l->row_bytes;
+/* HCA entry i (0..1) of `page`. */
+static inline struct td_kv_row td_kv_hca_row(const struct td_kv_layout *l, void *pool,
+                                             uint32_t layer, uint32_t page, uint32_t i) {
+    size_t row = ((size_t)l->hca_index[layer] * l->pages + page) * TD_KV_HCA_PER_PAGE;
+    return td_kv_block_row(l, (uint8_t *)pool + l->hca_offset + row * l->row_bytes,
+                           TD_KV_HCA_PER_PAGE, i);
 }
 
 /* ---- slot rows; `slot` is the start of slot_bytes ---- */
 
-/* Window row of position t: row_bytes. */
-static inline void *td_kv_window_row(const struct td_kv_layout *l, void *slot, uint32_t layer,
-                                     uint32_t t) {
-    size_t row = (size_t)layer * TD_KV_WINDOW_ROWS + t % TD_KV_WINDOW_ROWS;
-    return (uint8_t *)slot + l->slot_window + row * l->row_bytes;
+/* Window row of position t. */
+static inline struct td_kv_row td_kv_window_row(const struct td_kv_layout *l, void *slot,
+                                                uint32_t layer, uint32_t t) {
+    size_t row = (size_t)layer * TD_KV_WINDOW_ROWS;
+    return td_kv_block_row(l, (uint8_t *)slot + l->slot_window + row * l->row_bytes,
+                           TD_KV_WINDOW_ROWS, t % TD_KV_WINDOW_ROWS);
 }
 /* Compressor state row of position t: `dim` fp32 of u, then `dim` fp32 of g (ape added), where
  * dim is the family's *_STATE_DIM. */

@@ -74,17 +74,30 @@ static void move(struct walk *w, void *own, size_t bytes) {
     w->wire += bytes;
 }
 
+/* `rows` rows of one block from `first` on. */
+static void move_rows(struct walk *w, struct td_kv_row first, uint32_t rows) {
+    const struct td_kv_layout *l = w->l;
+    if (!first.scales) {
+        move(w, first.values, (size_t)rows * l->row_bytes);
+        return;
+    }
+    for (uint32_t i = 0; i < rows; i++) {
+        move(w, (uint8_t *)first.values + (size_t)i * l->row_stride, l->row_stride);
+        move(w, first.scales + (size_t)i * TD_KV_FP8_ROW_SCALES, TD_KV_FP8_ROW_SCALES);
+    }
+}
+
 /* The rows of one page and layer lie together in the pool. */
 static void walk_page_family(struct walk *w, int family) {
     const struct td_kv_layout *l = w->l;
     for (uint32_t y = 0; y < l->layers; y++) {
         if (l->ratio[y] != (family == TD_KV_HCA ? 128 : 4)) continue;
         if (family == TD_KV_CSA)
-            move(w, td_kv_csa_row(l, w->own, y, w->page, 0), (size_t)(w->n / 4) * l->row_bytes);
+            move_rows(w, td_kv_csa_row(l, w->own, y, w->page, 0), w->n / 4);
         else if (family == TD_KV_INDEX)
             move(w, td_kv_index_key(l, w->own, y, w->page, 0), (size_t)(w->n / 4) * l->key_bytes);
         else
-            move(w, td_kv_hca_row(l, w->own, y, w->page, 0), (size_t)(w->n / 128) * l->row_bytes);
+            move_rows(w, td_kv_hca_row(l, w->own, y, w->page, 0), w->n / 128);
     }
 }
 
@@ -96,10 +109,8 @@ static void walk_window(struct walk *w) {
     uint32_t to_wrap = TD_KV_WINDOW_ROWS - first % TD_KV_WINDOW_ROWS;
     uint32_t head = rows < to_wrap ? rows : to_wrap;
     for (uint32_t y = 0; y < l->layers; y++) {
-        move(w, td_kv_window_row(l, w->own, y, first), (size_t)head * l->row_bytes);
-        if (rows > head)
-            move(w, td_kv_window_row(l, w->own, y, first + head),
-                 (size_t)(rows - head) * l->row_bytes);
+        move_rows(w, td_kv_window_row(l, w->own, y, first), head);
+        if (rows > head) move_rows(w, td_kv_window_row(l, w->own, y, first + head), rows - head);
     }
 }
 

@@ -7,7 +7,8 @@
  *
  * A block is one header of 256 bytes, then the families one after the other, each [layer][row] of
  * valid rows only, nothing between them:
- *   CSA, HCA     [layers of the kind][rows] of row_bytes, by entry
+ *   CSA, HCA     [layers of the kind][rows] of row_bytes, by entry; an FP8 row is its 576 value
+ *                bytes, then its 8 scale bytes
  *   INDEX        [CSA layers][rows] of key_bytes, by entry
  *   WINDOW       [layers][min(N, 128)] of row_bytes, positions max(0, N - 128) .. N - 1
  *   CSA_STATE    [CSA layers] of: if N >= 4 the previous window, 4 rows of 512 u then 512 g (first-

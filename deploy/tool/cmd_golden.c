@@ -93,10 +93,10 @@ static int parse(int argc, char **argv, struct arguments *a, bool *ret_done) {
     return TD_EXIT_OK;
 }
 
+/* numerics: auto stands for what the golden is of. */
 static td_status settings(struct td_golden *g, const struct arguments *a, struct td_error *err) {
     td_config_defaults(&g->config);
-    g->config.numerics = TD_NUMERICS_PLAIN;
-    g->config.kv_dtype = a->as_served ? TD_ROW_BF16 : TD_ROW_FP32;
+    g->config.kv_dtype = a->as_served ? TD_ROW_AUTO : TD_ROW_FP32;
     g->config.index_key_dtype = a->as_served ? TD_KEY_BF16 : TD_KEY_FP32;
     for (uint32_t i = 0; i < a->sets; i++)
         TD_TRY(td_config_set(&g->config, a->set[i], err));
@@ -113,34 +113,45 @@ static bool is_ref(const char *path, const json_t *root) {
            json_object_get(first, "ref_fp4key") || (source && strstr(source, "ref_"));
 }
 
-static td_status refuse_ref(const char *path, struct td_error *err) {
-    return td_fail(err, TD_UNSUPPORTED,
-                   "%.250s: expected a golden of numerics plain, found one of ref, which does not "
-                   "exist in this build",
-                   path);
+/* Engine options for the golden's numerics; settings that ask for other ones are refused. */
+static td_status resolve(struct td_golden *g, bool ref, struct td_error *err) {
+    uint32_t *numerics = &g->config.numerics, own = ref ? TD_NUMERICS_REF : TD_NUMERICS_PLAIN;
+    if (*numerics == TD_NUMERICS_AUTO) *numerics = own;
+    if (*numerics != own)
+        return td_fail(err, TD_INVALID,
+                       "%.250s: numerics: expected %s, which the golden is of, found %s", g->path,
+                       ref ? "ref" : "plain", ref ? "plain" : "ref");
+    TD_TRY(td_engine_options_from(&g->config, &g->model->config, &g->options, err));
+    g->ref = ref;
+    g->exact = g->options.row_dtype == TD_KV_ROW_FP32 && g->options.key_dtype == TD_KV_KEY_FP32 &&
+               !g->options.score_bf16;
+    return TD_OK;
+}
+
+static td_status run_cases(struct td_golden *g, const json_t *root, bool *ret_pass,
+                           struct td_error *err) {
+    const json_t *first = json_array_get(json_object_get(root, "cases"), 0);
+    if (!json_is_object(first))
+        return td_fail(err, TD_FORMAT, "%.250s: cases: expected an array of objects", g->path);
+    TD_TRY(resolve(g, is_ref(g->path, root), err));
+    if (json_object_get(first, "selected_last4"))
+        return td_golden_selections(g, root, ret_pass, err);
+    if (json_object_get(first, "last_logits") || json_object_get(first, "ref_bf16key"))
+        return td_golden_logits(g, root, ret_pass, err);
+    return td_fail(err, TD_FORMAT,
+                   "%.200s: cases: expected last_logits, ref_bf16key or selected_last4 in them",
+                   g->path);
 }
 
 static td_status run_json(struct td_golden *g, const char *text, size_t size, bool *ret_pass,
                           struct td_error *err) {
     json_error_t je;
     json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &je);
-    const json_t *cases = json_object_get(root, "cases"), *first = json_array_get(cases, 0);
-    td_status st;
     if (!root)
-        st =
-            td_fail(err, TD_FORMAT, "%.200s: expected JSON or safetensors, found: %.100s (line %d)",
-                    g->path, je.text, je.line);
-    else if (!json_is_object(first))
-        st = td_fail(err, TD_FORMAT, "%.250s: cases: expected an array of objects", g->path);
-    else if (is_ref(g->path, root))
-        st = refuse_ref(g->path, err);
-    else if (json_object_get(first, "last_logits"))
-        st = td_golden_logits(g, root, ret_pass, err);
-    else if (json_object_get(first, "selected_last4"))
-        st = td_golden_selections(g, root, ret_pass, err);
-    else
-        st = td_fail(err, TD_FORMAT,
-                     "%.200s: cases: expected last_logits or selected_last4 in them", g->path);
+        return td_fail(err, TD_FORMAT,
+                       "%.200s: expected JSON or safetensors, found: %.100s (line %d)", g->path,
+                       je.text, je.line);
+    td_status st = run_cases(g, root, ret_pass, err);
     json_decref(root);
     return st;
 }
@@ -151,11 +162,14 @@ static td_status run_file(struct td_golden *g, bool *ret_pass, struct td_error *
     TD_TRY(td_file_read(g->path, MAX_JSON_BYTES, &text, &size, err));
     /* A safetensors file starts with 8 bytes of length, and then a brace. */
     bool taps = size > 8 && text[0] != '{' && text[8] == '{';
-    td_status st;
-    if (taps && is_ref(g->path, NULL))
-        st = refuse_ref(g->path, err);
-    else
-        st = taps ? td_golden_taps(g, ret_pass, err) : run_json(g, text, size, ret_pass, err);
+    td_status st = TD_OK;
+    if (!taps) {
+        st = run_json(g, text, size, ret_pass, err);
+    } else {
+        TD_TRY_GOTO(resolve(g, is_ref(g->path, NULL), err), free_text);
+        TD_TRY_GOTO(td_golden_taps(g, ret_pass, err), free_text);
+    }
+free_text:
     free(text);
     return st;
 }
@@ -163,8 +177,6 @@ static td_status run_file(struct td_golden *g, bool *ret_pass, struct td_error *
 static td_status run(struct td_golden *g, const struct arguments *a, bool *ret_pass,
                      struct td_error *err) {
     TD_TRY(td_model_open(a->model, &g->model, err));
-    TD_TRY(td_engine_options_from(&g->config, &g->model->config, &g->options, err));
-    g->exact = g->options.row_dtype == TD_KV_ROW_FP32 && g->options.key_dtype == TD_KV_KEY_FP32;
     return run_file(g, ret_pass, err);
 }
 

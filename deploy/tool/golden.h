@@ -11,6 +11,10 @@
 #define TD_GOLDEN_LOGITS_EXACT 2e-5  /* fp32 rows and keys */
 #define TD_GOLDEN_LOGITS_SERVED 5e-3 /* any other storage type; taps too */
 #define TD_GOLDEN_TAPS_EXACT 1e-5
+/* Logits of ref numerics: values next to a rounding boundary fall on either side, so two right
+ * programs differ. Median over all cases and parts, and worst. */
+#define TD_GOLDEN_REF_MEDIAN 5e-3
+#define TD_GOLDEN_REF_WORST 5e-2
 #define TD_GOLDEN_OVERLAP_SERVED 0.98 /* of selected entries, pooled per layer; exact: all */
 
 struct td_golden {
@@ -18,12 +22,13 @@ struct td_golden {
     struct td_config config;
     struct td_model *model;
     struct td_engine_options options;
-    bool exact; /* fp32 rows and keys */
+    bool exact; /* fp32 rows, keys and scores */
+    bool ref;   /* a golden of ref numerics, else of plain */
     struct td_engine *engine;
     uint32_t *pages; /* 0, 1, 2, ... */
 };
 
-/* Creates the engine with one slot and pages for `tokens` positions. */
+/* Creates the engine with one slot and pages for `tokens` positions, in place of an earlier one. */
 TD_MUST_USE td_status td_golden_engine(struct td_golden *g, uint32_t tokens, struct td_error *err);
 
 /* Runs ids[from..to-1] of one sequence in steps of the engine's limit. *ret_logits [vocab] of

@@ -11,6 +11,9 @@ td_status td_golden_engine(struct td_golden *g, uint32_t tokens, struct td_error
     g->options.pages = pages;
     g->options.slots = 1;
     g->options.max_runs = 1;
+    td_engine_destroy(g->engine);
+    free(g->pages);
+    g->engine = NULL;
     g->pages = calloc(pages, sizeof *g->pages);
     if (!g->pages) return td_fail(err, TD_NO_MEMORY, "%.250s: no memory", g->path);
     for (uint32_t i = 0; i < pages; i++)

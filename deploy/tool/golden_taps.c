@@ -58,11 +58,12 @@ static td_status open_taps(struct td_golden *g, struct taps *t, struct td_error 
     const struct td_model_config *c = &g->model->config;
     TD_TRY(td_safetensors_open(&t->file, g->path, err));
     const char *numerics = td_safetensors_meta(&t->file, "numerics");
-    if (!numerics || strcmp(numerics, "plain") != 0)
-        return td_fail(err, TD_UNSUPPORTED,
-                       "%.200s: expected taps of numerics plain, found %.20s; ref does not exist "
-                       "in this build",
-                       g->path, numerics ? numerics : "none named");
+    const char *want = g->ref ? "ref" : "plain",
+               *sim4 = td_safetensors_meta(&t->file, "index_sim4");
+    if (!numerics || strcmp(numerics, want) != 0)
+        return td_fail(err, TD_FORMAT, "%.200s: expected taps of numerics %s, found %.20s", g->path,
+                       want, numerics ? numerics : "none named");
+    g->options.index_sim4 = sim4 && strcmp(sim4, "on") == 0;
     const struct td_tensor *ids = td_safetensors_find(&t->file, "ids");
     if (!ids || ids->rank != 1 || ids->shape[0] == 0 || ids->shape[0] > c->max_positions)
         return td_fail(err, TD_FORMAT, "%.200s: tensor ids: expected I32 [tokens]", g->path);

@@ -25,14 +25,13 @@ struct core {
 };
 
 /* Where member s of the set is stored. */
-static const void *member(const struct core *c, uint32_t s) {
+static struct td_kv_row member(const struct core *c, uint32_t s) {
     const struct td_op_batch *b = c->a->batch;
     uint32_t layer = c->a->layer;
     if (s < c->window) {
         uint32_t t = c->pos + 1 - c->window + s;
         if (t < c->run->pos) return td_kv_window_row(b->kv, c->run->slot, layer, t);
-        return (const uint8_t *)c->a->rows +
-               (size_t)(c->run->first + (t - c->run->pos)) * b->kv->row_bytes;
+        return td_kv_dense_row(b->kv, c->a->rows, c->run->first + (t - c->run->pos));
     }
     uint32_t e = s - c->window;
     if (!c->selected)

@@ -7,9 +7,12 @@
 static void store_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {
     (void)thread;
     const struct td_row_store_args *a = arg;
-    for (uint32_t i = begin; i < end; i++)
-        row_encode(a->kv + (size_t)i * TD_KV_ROW_DIM, a->layout->row_dtype,
-                   (uint8_t *)a->rows + (size_t)i * a->layout->row_bytes);
+    for (uint32_t i = begin; i < end; i++) {
+        float v[TD_KV_ROW_DIM];
+        memcpy(v, a->kv + (size_t)i * TD_KV_ROW_DIM, sizeof v);
+        if (a->sim8) fp8_round(v, v, TD_KV_FP8_ROW_DIM, QUANT_SIM8);
+        row_encode(v, a->layout->row_dtype, td_kv_dense_row(a->layout, a->rows, i));
+    }
 }
 
 void TD_OP(row_store)(const struct td_device *d, const struct td_row_store_args *a) {
@@ -24,8 +27,8 @@ static void ring_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t th
         const struct td_op_run *run = &b->run[b->row[i].run];
         uint32_t pos = b->row[i].pos;
         if (pos + TD_KV_WINDOW_ROWS < run->pos + run->n) continue; /* a later row takes its place */
-        memcpy(td_kv_window_row(b->kv, run->slot, a->layer, pos),
-               (const uint8_t *)a->rows + (size_t)i * b->kv->row_bytes, b->kv->row_bytes);
+        td_kv_row_copy(b->kv, td_kv_window_row(b->kv, run->slot, a->layer, pos),
+                       td_kv_dense_row(b->kv, a->rows, i));
     }
 }
 
@@ -95,9 +98,16 @@ static void pool_rows(const float *const *u, const float *const *g, uint32_t row
     }
 }
 
+/* v is rounded in place on the way. */
 static void store_entry(const struct td_compress_args *a, const struct td_op_run *run, uint32_t w,
-                        const float *v) {
+                        float *v) {
     const struct td_op_batch *b = a->batch;
+    if (a->family == TD_KV_INDEX) {
+        if (a->hadamard) hadamard128(v);
+        if (a->sim4) sim4(v, TD_INDEX_DIM);
+    } else if (a->sim8) {
+        fp8_round(v, v, TD_KV_FP8_ROW_DIM, QUANT_SIM8);
+    }
     if (a->family == TD_KV_HCA) {
         row_encode(v, b->kv->row_dtype,
                    td_kv_hca_row(b->kv, b->pool, a->layer, run->pages[w / TD_KV_HCA_PER_PAGE],

@@ -37,7 +37,8 @@ static uint32_t visible(const struct block *b, uint32_t r) {
 }
 
 /* Monotone: a < b as floats exactly when as numbers; -0 equals +0. */
-static uint64_t candidate(float score, uint32_t entry) {
+static uint64_t candidate(float score, bool bf16, uint32_t entry) {
+    if (bf16) score = td_bf16_to_f32(td_f32_to_bf16(score));
     uint32_t u = td_f32_bits(score + 0.0f);
     u = u & 0x80000000u ? ~u : u | 0x80000000u;
     return (uint64_t)u << 32 | (0xffffffffu - entry);
@@ -136,7 +137,8 @@ static void update_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t 
         uint32_t stop = visible(b, r);
         uint32_t n = stop <= b->tile ? 0 : stop - b->tile < b->keys ? stop - b->tile : b->keys;
         for (uint32_t i = 0; i < n; i++) {
-            uint64_t c = candidate(b->score[(size_t)i * b->width + r], b->tile + i);
+            uint64_t c =
+                candidate(b->score[(size_t)i * b->width + r], b->a->score_bf16, b->tile + i);
             if (c > best->floor) list[best->count++] = c;
         }
         cut(b->a, best, list, sort);

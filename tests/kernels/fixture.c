@@ -64,7 +64,7 @@ struct td_matrix td_test_pack(const float *w, uint32_t rows, uint32_t cols) {
         for (uint32_t k = 0; k < cols; k++)
             p[((size_t)(o / TD_PANEL) * cols + k) * TD_PANEL + o % TD_PANEL] =
                 w[(size_t)o * cols + k];
-    return (struct td_matrix){rows, cols, p};
+    return (struct td_matrix){.rows = rows, .cols = cols, .panels = p};
 }
 
 struct td_device td_test_device(uint32_t threads) {

@@ -258,8 +258,9 @@ static float **fill_entries(struct td_sequences *s, uint32_t layer, uint32_t cou
     float **entry = calloc(count + 1, sizeof *entry);
     for (uint32_t w = 0; w < count; w++) {
         float *v = entry[w] = td_test_floats(512, -1, 1);
-        void *at = layer == 1 ? td_kv_csa_row(&s->kv, s->pool, 1, s->pages[0][w / 64], w % 64)
-                              : td_kv_hca_row(&s->kv, s->pool, 2, s->pages[0][w / 2], w % 2);
+        struct td_kv_row at = layer == 1
+                                  ? td_kv_csa_row(&s->kv, s->pool, 1, s->pages[0][w / 64], w % 64)
+                                  : td_kv_hca_row(&s->kv, s->pool, 2, s->pages[0][w / 2], w % 2);
         row_encode(v, s->kv.row_dtype, at);
         row_decode(at, s->kv.row_dtype, v);
     }
@@ -314,7 +315,7 @@ static void core(const struct core_case *c, uint32_t tokens) {
         struct td_ring_write_args rw = {.batch = &s.batch, .layer = c->layer, .rows = rows};
         table[0]->ring_write(&dev, &rw);
         for (uint32_t i = 0; i < n; i++)
-            row_decode(rows + (size_t)i * s.kv.row_bytes, c->type, hist[pos + i]);
+            row_decode(td_kv_dense_row(&s.kv, rows, i), c->type, hist[pos + i]);
         /* The formula is slow: the step's first and last row and a random one. */
         uint32_t check[3] = {0, n - 1, td_test_below(n)};
         for (uint32_t j = 0; looked_at && j < 3; j++) {
@@ -359,6 +360,8 @@ static void attend(void **state) {
         &(struct core_case){
             .layer = 1, .heads = 4, .topk = 64, .type = TD_KV_ROW_BF16, .quiet = 100},
         500);
+    core(&(struct core_case){.layer = 1, .heads = 4, .topk = 64, .type = TD_KV_ROW_FP8}, 420);
+    core(&(struct core_case){.layer = 2, .heads = 4, .topk = 1, .type = TD_KV_ROW_FP8}, 420);
     core(
         &(struct core_case){
             .layer = 1, .heads = 17, .topk = 300, .type = TD_KV_ROW_FP32, .quiet = 1000},

@@ -1,4 +1,5 @@
-/* Settings to engine options: defaults resolved, what does not exist refused by name. */
+/* Settings to engine options: every "auto" resolved, wrong values refused by name; and ops forced
+ * to their reference by name. */
 #include "tests/kernels/fixture.h"
 
 #include "kernels/engine.h"
@@ -40,6 +41,7 @@ static void given_values(void **state) {
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         assert_int_equal(td_config_set(&c, settings[i], &err), TD_OK);
     assert_int_equal(td_engine_options_from(&c, &m, &o, &err), TD_OK);
+    assert_false(o.ref);
     assert_int_equal(o.row_dtype, TD_KV_ROW_FP32);
     assert_int_equal(o.key_dtype, TD_KV_KEY_FP8);
     assert_int_equal(o.index_topk, 1024);
@@ -60,22 +62,76 @@ static void refused(const char *setting, bool quantised, td_status want, const c
     assert_int_equal(o.threads, 12345);
 }
 
-static void what_does_not_exist(void **state) {
+static void wrong_values(void **state) {
     (void)state;
-    refused("numerics=ref", true, TD_UNSUPPORTED, "numerics=plain");
-    refused(NULL, true, TD_UNSUPPORTED, "numerics=plain"); /* auto on a quantised checkpoint */
-    refused("index_sim4=on", false, TD_UNSUPPORTED, "index_sim4");
-    refused("index_key_dtype=fp4", false, TD_UNSUPPORTED, "index_key_dtype");
-    refused("score_dtype=bf16", false, TD_UNSUPPORTED, "score_dtype");
-    refused("kv_dtype=fp8", false, TD_UNSUPPORTED, "kv_dtype");
     refused("max_context=65537", false, TD_CONFIG, "65537");
+    refused("force_ref=linear,softmax", false, TD_CONFIG, "softmax");
+    refused("force_ref=linea", false, TD_CONFIG, "linea");
+}
+
+static struct td_engine_options resolved(bool quantised, const char *const *settings) {
+    struct td_config c;
+    struct td_model_config m = model(quantised);
+    struct td_engine_options o;
+    struct td_error err = {0};
+    td_config_defaults(&c);
+    for (; *settings; settings++)
+        if (td_config_set(&c, *settings, &err) != TD_OK) fail_msg("%s", err.text);
+    if (td_engine_options_from(&c, &m, &o, &err) != TD_OK) fail_msg("%s", err.text);
+    return o;
+}
+#define RESOLVED(quantised, ...) resolved(quantised, (const char *const[]){__VA_ARGS__, NULL})
+
+static void numerics(void **state) {
+    (void)state;
+    struct td_engine_options o = RESOLVED(true, "numerics=auto");
+    assert_true(o.ref);
+    assert_int_equal(o.row_dtype, TD_KV_ROW_FP8);
+    assert_int_equal(o.key_dtype, TD_KV_KEY_BF16);
+    assert_false(o.index_sim4);
+    assert_false(o.score_bf16);
+    o = RESOLVED(false, "numerics=auto");
+    assert_false(o.ref);
+    assert_int_equal(o.row_dtype, TD_KV_ROW_BF16);
+    o = RESOLVED(false, "numerics=ref", "index_sim4=on", "index_key_dtype=fp4", "score_dtype=bf16");
+    assert_true(o.ref);
+    assert_true(o.index_sim4);
+    assert_true(o.score_bf16);
+    assert_int_equal(o.row_dtype, TD_KV_ROW_FP8);
+    assert_int_equal(o.key_dtype, TD_KV_KEY_FP4);
+    o = RESOLVED(true, "numerics=plain", "kv_dtype=fp8");
+    assert_false(o.ref);
+    assert_int_equal(o.row_dtype, TD_KV_ROW_FP8);
+    o = RESOLVED(true, "kv_dtype=bf16");
+    assert_true(o.ref);
+    assert_int_equal(o.row_dtype, TD_KV_ROW_BF16);
+}
+
+static void forced_ops(void **state) {
+    (void)state;
+    struct td_ops ops;
+    char text[512];
+    td_ops_init(&ops, RESOLVED(false, "force_ref=").force_ref);
+    assert_memory_equal(&ops, td_ops_select(), sizeof ops);
+    td_ops_init(&ops, RESOLVED(false, "force_ref=all").force_ref);
+    ops.name = td_ops_base.name; /* the table's own, not an op */
+    assert_memory_equal(&ops, &td_ops_base, sizeof ops);
+    struct td_engine_options o = RESOLVED(false, "force_ref= attend,linear ,, linear");
+    td_ops_init(&ops, o.force_ref);
+    assert_ptr_equal(ops.linear, td_ops_base.linear);
+    assert_ptr_equal(ops.attend, td_ops_base.attend);
+    assert_ptr_equal(ops.embed, td_ops_select()->embed);
+    assert_ptr_equal(ops.gather, td_ops_select()->gather);
+    td_ops_names(o.force_ref, text, sizeof text);
+    assert_string_equal(text, "linear attend");
+    td_ops_names(RESOLVED(false, "force_ref=gather all").force_ref, text, sizeof text);
+    assert_string_equal(text, "all");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),
-        cmocka_unit_test(given_values),
-        cmocka_unit_test(what_does_not_exist),
+        cmocka_unit_test(defaults), cmocka_unit_test(given_values), cmocka_unit_test(wrong_values),
+        cmocka_unit_test(numerics), cmocka_unit_test(forced_ops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

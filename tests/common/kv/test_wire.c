@@ -87,18 +87,22 @@ static void assert_as_wanted(const struct pair *p) {
 
 /* ---- what N tokens leave, said once more and row by row ---- */
 
+static void want_row(const struct pair *p, struct td_kv_row to, struct td_kv_row from) {
+    memcpy(to.values, from.values, p->src.row_stride);
+    if (p->src.row_dtype == TD_KV_ROW_FP8) memcpy(to.scales, from.scales, 8);
+}
+
 static void want_entries(struct pair *p, uint32_t y, uint32_t n) {
     for (uint32_t w = 0; p->src.ratio[y] == 4 && w < n / 4; w++) {
-        memcpy(td_kv_csa_row(&p->dst, p->want_pool, y, p->dst_page[w / 64], w % 64),
-               td_kv_csa_row(&p->src, p->src_pool, y, p->src_page[w / 64], w % 64),
-               p->src.row_bytes);
+        want_row(p, td_kv_csa_row(&p->dst, p->want_pool, y, p->dst_page[w / 64], w % 64),
+                 td_kv_csa_row(&p->src, p->src_pool, y, p->src_page[w / 64], w % 64));
         memcpy(td_kv_index_key(&p->dst, p->want_pool, y, p->dst_page[w / 64], w % 64),
                td_kv_index_key(&p->src, p->src_pool, y, p->src_page[w / 64], w % 64),
                p->src.key_bytes);
     }
     for (uint32_t w = 0; p->src.ratio[y] == 128 && w < n / 128; w++)
-        memcpy(td_kv_hca_row(&p->dst, p->want_pool, y, p->dst_page[w / 2], w % 2),
-               td_kv_hca_row(&p->src, p->src_pool, y, p->src_page[w / 2], w % 2), p->src.row_bytes);
+        want_row(p, td_kv_hca_row(&p->dst, p->want_pool, y, p->dst_page[w / 2], w % 2),
+                 td_kv_hca_row(&p->src, p->src_pool, y, p->src_page[w / 2], w % 2));
 }
 
 /* Channels [0, count) of u and of g. Not inlined: with UBSan's null checks gcc 12 sees a copy to
@@ -111,8 +115,8 @@ static __attribute__((noinline)) void want_state(float *to, const float *from, u
 
 static void want_slot_layer(struct pair *p, uint32_t y, uint32_t n) {
     for (uint32_t t = n > 128 ? n - 128 : 0; t < n; t++)
-        memcpy(td_kv_window_row(&p->dst, p->want_slot, y, t),
-               td_kv_window_row(&p->src, p->src_slot, y, t), p->src.row_bytes);
+        want_row(p, td_kv_window_row(&p->dst, p->want_slot, y, t),
+                 td_kv_window_row(&p->src, p->src_slot, y, t));
     if (p->src.ratio[y] == 4)
         for (uint32_t t = 0; t < n; t++) {
             bool open = t / 4 == n / 4, previous = n >= 4 && t / 4 == n / 4 - 1;
@@ -177,8 +181,8 @@ static void round_trip(struct pair *p, uint32_t n) {
 static void test_round_trips(void **state) {
     (void)state;
     static const uint8_t mixed[] = {0, 4, 128, 4}, plain[] = {0, 0}, hca[] = {128};
-    for (int row = 0; row < 2; row++)
-        for (int key = 0; key < 3; key++) {
+    for (int row = 0; row < 3; row++)
+        for (int key = 0; key < 4; key++) {
             struct pair p;
             pair_init(&p, 4, mixed, row, key);
             for (uint32_t n = 1; n <= 9; n++)
@@ -207,6 +211,11 @@ static void expect_bytes(const uint8_t **at, const void *row, size_t bytes) {
     *at += bytes;
 }
 
+static void expect_row(const uint8_t **at, const struct td_kv_layout *l, struct td_kv_row row) {
+    expect_bytes(at, row.values, l->row_stride);
+    if (row.scales) expect_bytes(at, row.scales, 8);
+}
+
 /* First halves of u and of g up to position `open`, then whole rows. */
 static void expect_state(const uint8_t **at, const float *row, uint32_t dim, bool open) {
     expect_bytes(at, row, dim / (open ? 1 : 2) * sizeof *row);
@@ -218,7 +227,7 @@ static void expect_slot_order(struct pair *p, uint32_t n) {
     const uint8_t *at = p->block + HEADER;
     for (uint32_t y = 0; y < l->layers; y++)
         for (uint32_t t = n > 128 ? n - 128 : 0; t < n; t++)
-            expect_bytes(&at, td_kv_window_row(l, p->src_slot, y, t), l->row_bytes);
+            expect_row(&at, l, td_kv_window_row(l, p->src_slot, y, t));
     uint32_t open = n / 4 * 4, first = n >= 4 ? open - 4 : 0;
     for (uint32_t y = 0; y < l->layers; y++)
         for (uint32_t t = first; l->ratio[y] == 4 && t < n; t++)
@@ -237,25 +246,24 @@ static void expect_page_order(struct pair *p, uint32_t page, uint32_t tokens) {
     const uint8_t *at = p->block + HEADER;
     for (uint32_t y = 0; y < l->layers; y++)
         for (uint32_t i = 0; l->ratio[y] == 4 && i < tokens / 4; i++)
-            expect_bytes(&at, td_kv_csa_row(l, p->src_pool, y, page, i), l->row_bytes);
+            expect_row(&at, l, td_kv_csa_row(l, p->src_pool, y, page, i));
     for (uint32_t y = 0; y < l->layers; y++)
         for (uint32_t i = 0; l->ratio[y] == 4 && i < tokens / 4; i++)
             expect_bytes(&at, td_kv_index_key(l, p->src_pool, y, page, i), l->key_bytes);
     for (uint32_t y = 0; y < l->layers; y++)
         for (uint32_t i = 0; l->ratio[y] == 128 && i < tokens / 128; i++)
-            expect_bytes(&at, td_kv_hca_row(l, p->src_pool, y, page, i), l->row_bytes);
+            expect_row(&at, l, td_kv_hca_row(l, p->src_pool, y, page, i));
     assert_int_equal(at - p->block, td_kv_page_block_bytes(l, tokens));
 }
 
 /* Two ends that agree on a wrong order would pass every round trip. */
-static void test_order(void **state) {
-    (void)state;
+static void order_of(enum td_kv_row_dtype row) {
     static const uint8_t ratio[] = {128, 4, 0, 4, 128};
     const uint32_t lengths[] = {1, 3, 4, 6, 127, 128, 130, 391};
     struct pair p;
     struct td_error err;
     size_t len;
-    pair_init(&p, 5, ratio, TD_KV_ROW_BF16, TD_KV_KEY_FP8);
+    pair_init(&p, 5, ratio, row, TD_KV_KEY_FP8);
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         uint32_t n = lengths[i], tokens = n < 256 ? n : 256;
         assert_int_equal(
@@ -270,6 +278,12 @@ static void test_order(void **state) {
     pair_finish(&p);
 }
 
+static void test_order(void **state) {
+    (void)state;
+    order_of(TD_KV_ROW_BF16);
+    order_of(TD_KV_ROW_FP8);
+}
+
 static void test_sizes(void **state) {
     (void)state;
     uint8_t ratio[43];
@@ -282,6 +296,12 @@ static void test_sizes(void **state) {
     assert_int_equal(td_kv_page_block_bytes_max(&l), HEADER + 256 * 6880);
     /* window rows, and the most that all compressor state can be */
     assert_int_equal(td_kv_slot_block_bytes_max(&l), HEADER + 5636096 + 11479040);
+    struct td_kv_layout small;
+    assert_int_equal(td_kv_layout_init(&small, 43, ratio, TD_KV_ROW_FP8, TD_KV_KEY_FP4, 1, 0, &err),
+                     TD_OK);
+    assert_int_equal(td_kv_page_block_bytes_max(&small),
+                     HEADER + 64 * 21 * (584 + 68) + 2 * 20 * 584);
+    assert_int_equal(td_kv_slot_block_bytes_max(&small), HEADER + 3214336 + 11479040);
     for (uint32_t n = 1; n < 1100; n++)
         assert_true(td_kv_slot_block_bytes(&l, n) <= td_kv_slot_block_bytes_max(&l));
     assert_int_equal(td_kv_slot_block_bytes(&l, 1024), HEADER + 5636096 + 430080);
