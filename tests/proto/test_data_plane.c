@@ -41,6 +41,7 @@ static void on_message(void *user, struct td_xfer_peer *peer, const struct td_ms
     assert_int_equal(m->type, TD_MSG_PEER_BEAT);
     s->messages++;
     s->beat = m->peer_beat;
+    uv_stop(&loop); /* this comes before the loop waits: it would wait for nothing more */
 }
 
 static void on_lost(void *user, struct td_xfer_peer *peer, td_status why, const char *text) {
@@ -182,6 +183,7 @@ static void on_done(struct td_xfer_req *r, td_status st) {
 static void on_quiet(struct td_xfer_req *r) {
     (void)r;
     quiet++;
+    uv_stop(&loop);
 }
 static bool all_quiet(void *arg) {
     (void)arg;
