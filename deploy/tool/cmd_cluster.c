@@ -162,6 +162,22 @@ static void stop_all(const struct td_procs *p) {
             fprintf(stderr, "%s did not end and was killed\n", p->proc[i].name);
 }
 
+/* A router of another cluster, or of the systemd units, would answer in place of ours. */
+static bool address_is_taken(const char *url) {
+    struct td_error ignored;
+    json_t *j = NULL;
+    long http;
+    bool taken = td_client_get(url, "/health", 2000, &j, &http, &ignored) != TD_UNREACHABLE;
+    json_decref(j);
+    if (taken)
+        fprintf(
+            stderr,
+            "tandem up: something answers at %s already, and this configuration's processes are "
+            "not running by pid files: another cluster, or the systemd units?\n",
+            url);
+    return taken;
+}
+
 int td_cmd_up(int argc, char **argv) {
     struct options o = {0};
     struct td_config c;
@@ -186,6 +202,10 @@ int td_cmd_up(int argc, char **argv) {
     char url[TD_CONFIG_STRING_MAX + 16];
     snprintf(url, sizeof url, "http://%s", c.router_listen);
     curl_global_init(CURL_GLOBAL_DEFAULT);
+    if (address_is_taken(url)) {
+        curl_global_cleanup();
+        return TD_EXIT_FAILED;
+    }
     td_status st = TD_OK;
     for (int i = 0; st == TD_OK && i < p.n; i++)
         st = td_proc_start(&p, i, o.config, &err);

@@ -149,10 +149,19 @@ static bool has_pid_file(const struct td_procs *p, int i) {
     return access(path, F_OK) == 0;
 }
 
+static void unit_property(const char *unit, const char *property, char *ret, size_t cap) {
+    const char *const argv[] = {"systemctl", "show", "-p", property, "--value", unit, NULL};
+    if (!td_target_ask(argv, ret, cap)) ret[0] = '\0';
+}
+
+/* A template would make an instance of any name: what was neither started nor enabled is none. */
 static bool unit_is_known(const char *unit) {
-    char state[32];
-    const char *const argv[] = {"systemctl", "show", "-p", "LoadState", "--value", unit, NULL};
-    return td_target_ask(argv, state, sizeof state) && strcmp(state, "loaded") == 0;
+    char load[32], active[32], file[32];
+    unit_property(unit, "LoadState", load, sizeof load);
+    if (strcmp(load, "loaded") != 0) return false;
+    unit_property(unit, "ActiveState", active, sizeof active);
+    unit_property(unit, "UnitFileState", file, sizeof file);
+    return strcmp(active, "inactive") != 0 || strncmp(file, "enabled", 7) == 0;
 }
 
 td_status td_target_find(struct td_target *t, const char *config, const char *role,
@@ -174,8 +183,8 @@ td_status td_target_find(struct td_target *t, const char *config, const char *ro
         return td_fail(err, TD_INVALID, "%s: %s describes no such worker", t->name, t->config_path);
     if (t->local || unit_is_known(role ? t->unit : "tandem-router.service")) return TD_OK;
     return td_fail(err, TD_NOT_FOUND,
-                   "%s: `tandem up --config %s` has not started it (no pid file in %s), and there "
-                   "is no unit %s",
+                   "%s: `tandem up --config %s` has not started it (no pid file in %s), and no "
+                   "unit %s is active or enabled",
                    role ? t->name : "cluster", t->config_path, t->config.run_dir,
                    role ? t->unit : "tandem-router.service");
 }
@@ -183,6 +192,6 @@ td_status td_target_find(struct td_target *t, const char *config, const char *ro
 pid_t td_target_pid(const struct td_target *t) {
     if (t->local) return td_proc_pid(&t->procs, t->index);
     char text[32];
-    const char *const argv[] = {"systemctl", "show", "-p", "MainPID", "--value", t->unit, NULL};
-    return td_target_ask(argv, text, sizeof text) ? (pid_t)strtol(text, NULL, 10) : 0;
+    unit_property(t->unit, "MainPID", text, sizeof text);
+    return (pid_t)strtol(text, NULL, 10);
 }
