@@ -1,4 +1,6 @@
-/* Tokens per second of the engine: prefill at 1K, 4.5K and 16K tokens, and single-stream decode.
+/* Tokens per second of the engine: prefill at 1K, 4.5K and 16K tokens, and single-stream decode,
+ * each as a share of what the same machine reaches in the same run: prefill of its fp32
+ * multiply-add rate, decode of its bandwidth over a working set as large as the weights.
  *
  * Usage: bench_engine MODEL_DIR [threads] [chunk]. Prints wall time and, because benchmarks share
  * their machine, the processor time of all threads per token. Not a test: nothing is asserted. */
@@ -8,11 +10,13 @@
 
 #include "common/base/clock.h"
 #include "kernels/engine.h"
+#include "tests/kernels/machine.h"
 
 enum { MAX_TOKENS = 16384 + 256, PAGES = (MAX_TOKENS + 255) / 256, DECODE = 128 };
 
 static struct td_engine *engine;
 static uint32_t pages[PAGES], chunk;
+static double limit_gflops, limit_gbs;
 static int32_t ids[MAX_TOKENS];
 
 static double cpu_s(void) {
@@ -32,7 +36,52 @@ static int step(uint32_t pos, uint32_t n, bool logits) {
     return 1;
 }
 
-static int measure(uint32_t prompt) {
+/* Weights a token is multiplied with: all linears, the chosen experts, no embedding. The head is
+ * left out: prefill computes it once a prompt. */
+static double weights_per_token(const struct td_model_config *c) {
+    double h = c->hidden, n = 0, heads = c->heads * (double)TD_HEAD_DIM;
+    for (uint32_t i = 0; i < c->layers; i++) {
+        n += 2 * 24 * 4 * h + c->q_lora_rank * (h + heads) + TD_HEAD_DIM * h;
+        n += c->o_lora_rank * heads + h * c->o_groups * c->o_lora_rank;
+        n += c->experts * h + 3.0 * (c->experts_per_token + c->shared_experts) * c->expert_inner * h;
+        if (c->kind[i] == TD_LAYER_HCA) n += 2 * TD_KV_HCA_STATE_DIM * h;
+        if (c->kind[i] == TD_LAYER_CSA)
+            n += 2 * (TD_KV_CSA_STATE_DIM + TD_KV_INDEX_STATE_DIM) * h + c->index_heads * h +
+                 c->index_heads * (double)TD_INDEX_DIM * c->q_lora_rank;
+    }
+    return n;
+}
+
+/* Multiply-adds of attention and indexer for the token at position t. */
+static double pairs_at(const struct td_model_config *c, uint32_t topk, double t) {
+    double n = 0, window = t < TD_WINDOW ? t : TD_WINDOW;
+    for (uint32_t i = 0; i < c->layers; i++) {
+        double rows = window;
+        if (c->kind[i] == TD_LAYER_HCA) rows += t / TD_HCA_RATIO;
+        if (c->kind[i] == TD_LAYER_CSA) {
+            double seen = t / TD_CSA_RATIO;
+            rows += seen < topk ? seen : topk;
+            n += c->index_heads * (double)TD_INDEX_DIM * seen;
+        }
+        n += 2.0 * c->heads * TD_HEAD_DIM * rows;
+    }
+    return n;
+}
+
+static void print_shares(const struct td_model_config *c, uint32_t topk, uint32_t prompt,
+                         double prefill_s, double decode_s) {
+    double work = weights_per_token(c) * prompt;
+    for (uint32_t t = 0; t < prompt; t++)
+        work += pairs_at(c, topk, t + 1);
+    double bytes = 4 * (weights_per_token(c) + (double)c->vocab * c->hidden); /* packed as fp32 */
+    printf("               prefill %.0f GFLOP/s, %.0f %% of the machine's %.0f; decode reads weights "
+           "at %.1f GB/s, %.0f %% of %.1f\n",
+           2e-9 * work / prefill_s, 200e-9 * work / prefill_s / limit_gflops, limit_gflops,
+           1e-9 * bytes * DECODE / decode_s, 100e-9 * bytes * DECODE / decode_s / limit_gbs,
+           limit_gbs);
+}
+
+static int measure(const struct td_model_config *c, uint32_t topk, uint32_t prompt) {
     double cpu0 = cpu_s();
     uint64_t t0 = td_now_ns();
     for (uint32_t pos = 0; pos < prompt; pos += chunk) {
@@ -48,6 +97,7 @@ static int measure(uint32_t prompt) {
            "us/tok)\n",
            prompt, prompt / s1, (cpu1 - cpu0) * 1e6 / prompt, DECODE / s2,
            (cpu2 - cpu1) * 1e6 / DECODE);
+    print_shares(c, topk, prompt, s1, s2);
     return 0;
 }
 
@@ -90,7 +140,11 @@ int main(int argc, char **argv) {
         state = state * 1664525u + 1013904223u;
         ids[i] = (int32_t)((state >> 8) % model->config.vocab);
     }
-    int rc = measure(1024) || measure(4509) || measure(16384);
+    limit_gflops = td_machine_gflops(o.threads);
+    limit_gbs = td_machine_read_gbs(o.threads, m.weights);
+    const struct td_model_config *c = &model->config;
+    int rc = measure(c, o.index_topk, 1024) || measure(c, o.index_topk, 4509) ||
+             measure(c, o.index_topk, 16384);
     td_engine_destroy(engine);
     td_model_close(model);
     return rc;

@@ -1,0 +1,13 @@
+/* What this machine can do, measured: the limits that benchmarks divide by, in the same run. */
+#ifndef TD_TESTS_KERNELS_MACHINE_H
+#define TD_TESTS_KERNELS_MACHINE_H
+
+#include <stdint.h>
+
+/* fp32 multiply-adds on `threads` threads at once, GFLOP/s (an fma counts 2), best of five. */
+double td_machine_gflops(uint32_t threads);
+/* Reading `bytes` (split among the threads, each part read repeatedly), GB/s, best of five. A
+ * working set below the last cache's size gives the cache's bandwidth, as it would a model's. */
+double td_machine_read_gbs(uint32_t threads, uint64_t bytes);
+
+#endif
