@@ -3,10 +3,11 @@
 
 #include "tests/kernels/engine_fixture.h"
 
-static void chunks_case(enum td_kv_row_dtype row, enum td_kv_key_dtype key, uint32_t n) {
+static void chunks_case(bool ref, enum td_kv_row_dtype row, enum td_kv_key_dtype key, uint32_t n) {
     static const uint32_t chunks[] = {1, 3, 4, 5, 127, 128, 129, 256, 1024};
     enum { MORE = 3 };
     struct td_engine_options o = td_test_options();
+    o.ref = ref;
     o.row_dtype = row;
     o.key_dtype = key;
     struct td_engine *whole = td_test_engine(&o);
@@ -34,9 +35,10 @@ static void chunks_case(enum td_kv_row_dtype row, enum td_kv_key_dtype key, uint
 
 static void chunk_edges_change_nothing(void **state) {
     (void)state;
-    chunks_case(TD_KV_ROW_BF16, TD_KV_KEY_BF16, 515);
-    chunks_case(TD_KV_ROW_FP32, TD_KV_KEY_FP32, 262);
-    chunks_case(TD_KV_ROW_BF16, TD_KV_KEY_FP8, 270);
+    chunks_case(false, TD_KV_ROW_BF16, TD_KV_KEY_BF16, 515);
+    chunks_case(false, TD_KV_ROW_FP32, TD_KV_KEY_FP32, 262);
+    chunks_case(false, TD_KV_ROW_BF16, TD_KV_KEY_FP8, 270);
+    chunks_case(true, TD_KV_ROW_FP8, TD_KV_KEY_FP4, 270);
 }
 
 int main(void) {

@@ -236,7 +236,8 @@ static void hyper_connections(void **state) {
         td_test_close("hc_pre post", post + i * 4, wpost, 4, 3e-6);
         td_test_close("hc_pre comb", comb + i * 16, &wcomb[0][0], 16, 3e-6);
         for (int k = 0; k < 4; k++) {
-            double sum = wcomb[0][k] + wcomb[1][k] + wcomb[2][k] + wcomb[3][k];
+            const float *own = comb + i * 16 + k; /* ours, not the formula's */
+            double sum = (double)own[0] + (double)own[4] + (double)own[8] + (double)own[12];
             assert_true(fabs(sum - 1) < 1e-5);
             for (uint32_t c = 0; c < H; c++) {
                 wx[k * H + c] = wpost[k] * o[i * H + c];

@@ -28,7 +28,7 @@ static int by_entry(const void *a, const void *b) {
 }
 
 static void choose_formula(const float *q, const float *wt, const float *keys, uint32_t heads,
-                           uint32_t visible, uint32_t topk, int32_t *to) {
+                           bool bf16, uint32_t visible, uint32_t topk, int32_t *to) {
     struct ranked *all = malloc((visible + 1) * sizeof *all);
     assert_non_null(all);
     for (uint32_t w = 0; w < visible; w++) {
@@ -39,6 +39,8 @@ static void choose_formula(const float *q, const float *wt, const float *keys, u
                 dot += (double)q[h * D + k] * keys[(size_t)w * D + k];
             all[w].score += wt[h] * 0.25 * fmax(dot, 0);
         }
+        /* Sums of small integers are exact in fp32, so this rounds once. */
+        if (bf16) all[w].score = (double)td_bf16_to_f32(td_f32_to_bf16((float)all[w].score)) + 0.0;
     }
     qsort(all, visible, sizeof *all, by_score);
     uint32_t n = visible < topk ? visible : topk;
@@ -55,7 +57,7 @@ static float small_integer(void) {
 }
 
 static void exact_case(uint32_t heads, uint32_t topk, const uint32_t *start, const uint32_t *n,
-                       enum td_kv_key_dtype type) {
+                       enum td_kv_key_dtype type, bool bf16) {
     struct td_sequences s;
     td_sequences_init(&s, 2, TD_KV_ROW_BF16, type);
     float *keys[2];
@@ -91,6 +93,7 @@ static void exact_case(uint32_t heads, uint32_t topk, const uint32_t *start, con
                                   .wt_scale = 0.25f,
                                   .heads = heads,
                                   .topk = topk,
+                                  .score_bf16 = bf16,
                                   .selected = got,
                                   .workspace = workspace};
         table[t]->index(&dev, &a);
@@ -99,7 +102,7 @@ static void exact_case(uint32_t heads, uint32_t topk, const uint32_t *start, con
         for (uint32_t i = 0; i < total; i++) {
             uint32_t seq = i >= n[0], pos = s.batch.row[i].pos;
             choose_formula(q + (size_t)i * heads * D, wt + (size_t)i * heads, keys[seq], heads,
-                           (pos + 1) / 4, topk, want);
+                           bf16, (pos + 1) / 4, topk, want);
             if (memcmp(want, got + (size_t)i * topk, topk * sizeof *want) != 0)
                 fail_msg("heads %u, topk %u, position %u: not the full sort's choice", heads, topk,
                          pos);
@@ -127,8 +130,12 @@ static void equals_full_sort(void **state) {
         {9, 1024, {4093, 4092}, {12, 8}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        exact_case(cases[i].heads, cases[i].topk, cases[i].start, cases[i].n, TD_KV_KEY_FP32);
-        exact_case(cases[i].heads, cases[i].topk, cases[i].start, cases[i].n, TD_KV_KEY_BF16);
+        exact_case(cases[i].heads, cases[i].topk, cases[i].start, cases[i].n, TD_KV_KEY_FP32,
+                   false);
+        exact_case(cases[i].heads, cases[i].topk, cases[i].start, cases[i].n, TD_KV_KEY_BF16,
+                   false);
+        exact_case(cases[i].heads, cases[i].topk, cases[i].start, cases[i].n, TD_KV_KEY_BF16, true);
+        exact_case(cases[i].heads, cases[i].topk, cases[i].start, cases[i].n, TD_KV_KEY_FP4, false);
     }
 }
 
@@ -163,6 +170,60 @@ static void equal_scores_take_the_lowest(void **state) {
     free(workspace);
     free(q);
     free(v);
+    td_sequences_finish(&s);
+}
+
+/* Queries and keys both transformed: the same scores up to rounding, so all but entries that differ
+ * by less than that are the same. Only one of the two transformed is another matter. */
+static void hadamard_on_both_changes_nothing(void **state) {
+    (void)state;
+    enum { HEADS = 4, TOPK = 64, POS = 4500, N = 16, KEYS = (POS + N) / 4 };
+    struct td_sequences s;
+    td_sequences_init(&s, 1, TD_KV_ROW_BF16, TD_KV_KEY_FP32);
+    float *keys = td_test_floats((size_t)KEYS * D, -1, 1), *wt = td_test_floats(N * HEADS, -1, 1);
+    float *q = td_test_floats((size_t)N * HEADS * D, -1, 1);
+    int32_t *chosen[3];
+    void *workspace = td_test_bytes(td_index_workspace(HEADS, TOPK));
+    s.pos[0] = POS;
+    td_sequences_step(&s, (uint32_t[]){N});
+    for (int mode = 0; mode < 3; mode++) { /* neither, both, only queries */
+        chosen[mode] = td_test_bytes(N * TOPK * 4);
+        for (uint32_t w = 0; w < KEYS; w++) {
+            float v[D];
+            memcpy(v, keys + (size_t)w * D, sizeof v);
+            if (mode == 1) hadamard128(v);
+            key_encode(v, TD_KV_KEY_FP32,
+                       td_kv_index_key(&s.kv, s.pool, LAYER, s.pages[0][w / 64], w % 64));
+        }
+        float *h = memcpy(td_test_bytes((size_t)N * HEADS * D * 4), q, (size_t)N * HEADS * D * 4);
+        struct td_index_query_args iq = {.q = h, .n = N, .heads = HEADS, .hadamard = mode > 0};
+        table[0]->index_query(&dev, &iq);
+        struct td_index_args a = {.batch = &s.batch,
+                                  .layer = LAYER,
+                                  .q = h,
+                                  .wt = wt,
+                                  .wt_scale = 0.1f,
+                                  .heads = HEADS,
+                                  .topk = TOPK,
+                                  .selected = chosen[mode],
+                                  .workspace = workspace};
+        table[0]->index(&dev, &a);
+        free(h);
+    }
+    uint32_t both = 0, one = 0;
+    for (uint32_t r = 0; r < N * TOPK; r++)
+        for (uint32_t j = 0; j < TOPK; j++) {
+            both += chosen[0][r] == chosen[1][r / TOPK * TOPK + j];
+            one += chosen[0][r] == chosen[2][r / TOPK * TOPK + j];
+        }
+    assert_in_range(both, N * TOPK - 3, N * TOPK);
+    assert_in_range(one, 0, N * TOPK / 2);
+    for (int mode = 0; mode < 3; mode++)
+        free(chosen[mode]);
+    free(workspace);
+    free(wt);
+    free(q);
+    free(keys);
     td_sequences_finish(&s);
 }
 
@@ -226,6 +287,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_full_sort),
         cmocka_unit_test(equal_scores_take_the_lowest),
+        cmocka_unit_test(hadamard_on_both_changes_nothing),
         cmocka_unit_test(alone_or_together),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

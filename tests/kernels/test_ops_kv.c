@@ -193,6 +193,100 @@ static void compress(void **state) {
     compress_case(&compressors[2], TD_KV_ROW_BF16, TD_KV_KEY_BF16);
 }
 
+/* Entry `w` as stored after one run of 300 tokens with the given rounding. */
+static void stored_entry(const struct compressor *c, enum td_kv_row_dtype row,
+                         enum td_kv_key_dtype key, const struct td_compress_args *with,
+                         const float *u, const float *g, uint32_t w, float *v) {
+    struct td_sequences s;
+    td_sequences_init(&s, 1, row, key);
+    float *ape_added =
+        memcpy(td_test_bytes((size_t)300 * c->width * 4), g, (size_t)300 * c->width * 4);
+    struct td_compress_args a = *with;
+    td_sequences_step(&s, (uint32_t[]){300});
+    a.batch = &s.batch;
+    a.u = u;
+    a.g = ape_added;
+    table[tables - 1]->compress(&dev, &a);
+    read_entry(&s, c, 0, w, v);
+    free(ape_added);
+    td_sequences_finish(&s);
+}
+
+/* What is stored is the fp32 entry after exactly the rounding asked for, in this order. */
+static void rounding_before_storing(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct compressor *c = &compressors[i];
+        bool index = c->family == TD_KV_INDEX;
+        float *u = td_test_floats((size_t)300 * c->width, -2, 2), want[512], got[512];
+        float *g = td_test_floats((size_t)300 * c->width, -3, 3);
+        float *ape = td_test_floats((size_t)c->ratio * c->width, -1, 1);
+        float *norm = td_test_floats(c->d, 0.5f, 1.5f);
+        struct td_compress_args a = {.layer = c->layer,
+                                     .family = c->family,
+                                     .ape = ape,
+                                     .norm = norm,
+                                     .freq = freq,
+                                     .eps = 1e-6f};
+        uint32_t w = td_test_below(300 / c->ratio);
+        stored_entry(c, TD_KV_ROW_FP32, TD_KV_KEY_FP32, &a, u, g, w, want);
+        if (index) {
+            hadamard128(want);
+            a.hadamard = true;
+            stored_entry(c, TD_KV_ROW_FP32, TD_KV_KEY_FP32, &a, u, g, w, got);
+            td_test_same("transformed key", want, got, sizeof *want * c->d);
+            sim4(want, 128);
+            stored_entry(c, TD_KV_ROW_FP32, TD_KV_KEY_FP4, &a, u, g, w, got);
+            td_test_same("fp4 key", want, got, sizeof *want * c->d);
+            a.sim4 = true;
+        } else {
+            fp8_round(want, want, 448, 64);
+            a.sim8 = true;
+        }
+        stored_entry(c, TD_KV_ROW_FP32, TD_KV_KEY_FP32, &a, u, g, w, got);
+        td_test_same("rounded entry", want, got, sizeof *want * c->d);
+        stored_entry(c, TD_KV_ROW_FP8, TD_KV_KEY_FP4, &a, u, g, w, got);
+        for (uint32_t k = 448; k < c->d; k++)
+            want[k] = td_bf16_to_f32(td_f32_to_bf16(want[k]));
+        td_test_same("rounded entry, packed", want, got, sizeof *want * c->d);
+        free(norm);
+        free(ape);
+        free(g);
+        free(u);
+    }
+}
+
+/* Window rows the same way. */
+static void window_rows(void **state) {
+    (void)state;
+    enum { ROWS = 20 };
+    static const enum td_kv_row_dtype types[] = {TD_KV_ROW_BF16, TD_KV_ROW_FP32, TD_KV_ROW_FP8};
+    float *kv = td_test_floats(ROWS * 512, -3, 3), want[512], got[512];
+    for (int type = 0; type < 3; type++)
+        for (int sim8 = 0; sim8 < 2; sim8++) {
+            struct td_sequences s;
+            td_sequences_init(&s, 1, types[type], TD_KV_KEY_BF16);
+            uint8_t *rows = td_test_bytes((size_t)ROWS * s.kv.row_bytes);
+            struct td_row_store_args a = {
+                .kv = kv, .rows = rows, .layout = &s.kv, .n = ROWS, .sim8 = sim8};
+            table[tables - 1]->row_store(&dev, &a);
+            td_sequences_step(&s, (uint32_t[]){ROWS});
+            struct td_ring_write_args r = {.batch = &s.batch, .layer = 0, .rows = rows};
+            table[tables - 1]->ring_write(&dev, &r);
+            for (uint32_t i = 0; i < ROWS; i++) {
+                memcpy(want, kv + i * 512, sizeof want);
+                if (sim8 || types[type] == TD_KV_ROW_FP8) fp8_round(want, want, 448, 64);
+                for (uint32_t k = 0; types[type] != TD_KV_ROW_FP32 && k < 512; k++)
+                    want[k] = td_bf16_to_f32(td_f32_to_bf16(want[k]));
+                row_decode(td_kv_window_row(&s.kv, s.slots, 0, i), types[type], got);
+                td_test_same("window row", want, got, sizeof want);
+            }
+            free(rows);
+            td_sequences_finish(&s);
+        }
+    free(kv);
+}
+
 static void fp8_keys(void **state) {
     (void)state;
     float v[TD_KV_KEY_DIM] = {0}, back[TD_KV_KEY_DIM], scale;
@@ -399,6 +493,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rope),
         cmocka_unit_test(compress),
+        cmocka_unit_test(rounding_before_storing),
+        cmocka_unit_test(window_rows),
         cmocka_unit_test(fp8_keys),
         cmocka_unit_test(attend),
         cmocka_unit_test(attend_many_entries),
