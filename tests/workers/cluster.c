@@ -159,10 +159,22 @@ void cluster_spawn(struct cluster *c, struct worker *w) {
     dup2(fd, STDERR_FILENO);
     dup2(fd, STDOUT_FILENO);
     alarm(600); /* never outlives a test that was killed for long */
-    execl(w->program, w->program, "--set", model, "--set", run, "--set", "numerics=plain", "--set",
-          "heartbeat_ms=50", "--set", "chunk_tokens=256", "--set", "max_context=4096", "--set",
-          "pool_pages=64", "--set", "lease_ms=4000", "--set", "transfer_timeout_ms=30000",
-          (char *)NULL);
+    const char *set[] = {model,
+                         run,
+                         "numerics=plain",
+                         "heartbeat_ms=50",
+                         "chunk_tokens=256",
+                         "max_context=4096",
+                         "pool_pages=64",
+                         "lease_ms=4000",
+                         "transfer_timeout_ms=30000"};
+    const char *argv[2 * (sizeof set / sizeof set[0] + CLUSTER_SETTINGS) + 2] = {w->program};
+    size_t n = 1;
+    for (size_t i = 0; i < sizeof set / sizeof set[0]; i++)
+        argv[n++] = "--set", argv[n++] = set[i];
+    for (size_t i = 0; i < CLUSTER_SETTINGS && c->settings && c->settings[i]; i++)
+        argv[n++] = "--set", argv[n++] = c->settings[i];
+    execv(w->program, (char *const *)argv);
     _exit(127);
 }
 
@@ -173,7 +185,13 @@ void cluster_kill(struct worker *w) {
 }
 
 void cluster_start(struct cluster *c, const char *prefill, const char *decode, const char *model) {
+    cluster_start_with(c, prefill, decode, model, NULL);
+}
+
+void cluster_start_with(struct cluster *c, const char *prefill, const char *decode,
+                        const char *model, const char *const *settings) {
     memset(c, 0, sizeof *c);
+    c->settings = settings;
     snprintf(c->dir, sizeof c->dir, "/tmp/td-workers-XXXXXX");
     if (!mkdtemp(c->dir) || uv_loop_init(&c->loop) != 0) abort();
     signal(SIGPIPE, SIG_IGN);

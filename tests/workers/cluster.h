@@ -15,6 +15,7 @@ enum { CLUSTER_SLOW = 6 }; /* kernels take that many times as long, and more */
 #else
 enum { CLUSTER_SLOW = 1 };
 #endif
+enum { CLUSTER_SETTINGS = 8 };
 enum { CLUSTER_REQUESTS = 64, CLUSTER_TOKENS = 512, CLUSTER_WAIT_MS = 60000 * CLUSTER_SLOW };
 
 struct leg { /* what one worker said about a request */
@@ -57,6 +58,7 @@ struct cluster {
     uv_loop_t loop;
     char dir[64];
     const char *model;
+    const char *const *settings; /* more "key=value" for both workers, up to NULL; may be NULL */
     struct td_link_server *server;
     uv_timer_t keeper; /* sends KEEP for what is under way */
     struct worker prefill, decode;
@@ -66,6 +68,9 @@ struct cluster {
 
 /* Programs and model are kept by pointer. Both workers are up when it returns. */
 void cluster_start(struct cluster *c, const char *prefill, const char *decode, const char *model);
+/* The same with other settings than the usual ones, kept by pointer. */
+void cluster_start_with(struct cluster *c, const char *prefill, const char *decode,
+                        const char *model, const char *const *settings);
 /* SIGTERM to both; true when both ended with 0, in time and without residue in their logs. */
 bool cluster_stop(struct cluster *c);
 
