@@ -15,6 +15,13 @@ void td_log_init(const char *who, enum td_log_level min) {
     log_min = min;
 }
 
+/* Sentences quote what strangers sent: a line break in it would look like a line of ours, an escape
+ * would speak to the reader's terminal. */
+static void harmless(char *line, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f) line[i] = '?';
+}
+
 void td_log(enum td_log_level level, const char *fmt, ...) {
     if (level < log_min) return;
     char line[2048];
@@ -31,6 +38,7 @@ void td_log(enum td_log_level level, const char *fmt, ...) {
     va_end(ap);
     if (n > 0) used += (size_t)n;
     if (used > sizeof line - 2) used = sizeof line - 2;
+    harmless(line, used);
     line[used++] = '\n';
     ssize_t written = write(STDERR_FILENO, line, used);
     (void)written; /* nowhere to report that reporting failed */

@@ -1,5 +1,5 @@
 /* One line per event on stderr, with time, level and role. Only roles and tools log; libraries
- * return errors. Thread-safe (one write per line). */
+ * return errors. Thread-safe (one write per line). Control characters are written as '?'. */
 #ifndef TD_COMMON_BASE_LOG_H
 #define TD_COMMON_BASE_LOG_H
 
