@@ -144,6 +144,12 @@ static bool section_applies(const char *s, const char *role, const char *instanc
     return s[n] == '\0' || (s[n] == '@' && strcmp(s + n + 1, instance) == 0);
 }
 
+/* The rest of a line that was cut, be it a comment, would be read as a setting. */
+static bool whole(const char *line, FILE *f) {
+    size_t n = strlen(line);
+    return n > 0 && (line[n - 1] == '\n' || feof(f));
+}
+
 td_status td_config_load(struct td_config *c, const char *path, const char *role,
                          const char *instance, struct td_error *err) {
     FILE *f = fopen(path, "re");
@@ -153,6 +159,11 @@ td_status td_config_load(struct td_config *c, const char *path, const char *role
     td_status st = TD_OK;
     for (int n = 1; st == TD_OK && fgets(line, sizeof line, f); n++) {
         struct td_error inner = {.status = TD_OK};
+        if (!whole(line, f)) {
+            st = td_fail(err, TD_CONFIG, "%s:%d: expected a line of text of at most %zu bytes", path,
+                         n, sizeof line - 2);
+            break;
+        }
         char *hash = strchr(line, '#');
         if (hash) *hash = '\0';
         char *s = trim(line);
@@ -175,6 +186,8 @@ td_status td_config_load(struct td_config *c, const char *path, const char *role
         st = td_config_set(applies ? c : &scratch, s, &inner);
         if (st != TD_OK) st = td_fail(err, st, "%s:%d: %s", path, n, inner.text);
     }
+    if (st == TD_OK && ferror(f))
+        st = td_fail(err, TD_IO, "configuration %s: %s", path, strerror(errno));
     fclose(f);
     return st;
 }
