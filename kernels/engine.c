@@ -173,6 +173,7 @@ td_status td_engine_create(const struct td_model *model, const struct td_engine_
     e->pool = o->pool_memory;
     e->slots = o->slot_memory;
     td_ops_init(&e->ops, o->force_ref);
+    if (o->ops) e->ops = *o->ops;
     e->f.ops = &e->ops;
     e->f.topk = o->index_topk;
     e->f.ref = o->ref;

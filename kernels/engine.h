@@ -16,6 +16,7 @@
 #include "kernels/model/model.h"
 
 struct td_engine;
+struct td_ops;
 
 struct td_engine_options {
     enum td_kv_row_dtype row_dtype;
@@ -29,10 +30,11 @@ struct td_engine_options {
     uint32_t max_tokens;   /* of one step, all runs together */
     uint32_t max_runs;     /* of one step */
     uint32_t threads;
-    uint64_t force_ref; /* td_ops_mask: ops taken from the reference table even where a faster
-                           one runs; the same bits, to find a faulty one */
-    void *pool_memory;  /* layout.pool_bytes, 64-aligned, e.g. registered for transfers; */
-    void *slot_memory;  /* slots * layout.slot_bytes; NULL: the engine takes its own */
+    uint64_t force_ref;       /* td_ops_mask: ops taken from the reference table even where a faster
+                                 one runs; the same bits, to find a faulty one */
+    const struct td_ops *ops; /* NULL: chosen; for checks that put something between */
+    void *pool_memory;        /* layout.pool_bytes, 64-aligned, e.g. registered for transfers; */
+    void *slot_memory;        /* slots * layout.slot_bytes; NULL: the engine takes its own */
 };
 
 /* Options from the configuration and the checkpoint, every "auto" resolved: numerics is ref for a

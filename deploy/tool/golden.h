@@ -45,6 +45,11 @@ uint32_t td_golden_argmax(const float *logits, uint32_t n);
 /* Of `n` values, which are sorted in place; 0 when there are none. */
 double td_golden_median(double *v, uint32_t n);
 
+/* Ops for an engine whose roundings are to meet noise, chosen anew by each td_golden_nudge. */
+struct td_ops;
+const struct td_ops *td_golden_nudge_ops(void);
+void td_golden_nudge(uint64_t seed);
+
 /* Entries of `golden` that `ours` holds too; both ascending, -1 = none. */
 uint32_t td_golden_overlap(const int32_t *ours, uint32_t n_ours, const int32_t *golden,
                            uint32_t n_golden);

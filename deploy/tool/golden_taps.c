@@ -3,8 +3,14 @@
  *
  * Ties: index scores of several entries can be equal (often exactly 0) where the top-k cuts. The
  * engine then takes the lowest entries; the recorded outputs come from a mask by score, which
- * keeps all of them. Such a token is told by its record being reproduced with a larger k, and is
- * counted and shown. */
+ * keeps all of them. Such a token is told by its record being reproduced with a larger k.
+ *
+ * Flips (ref numerics): a value next to a rounding boundary goes to either side by the last bits
+ * of a sum, and one step of e4m3 is far above the limit, also for the tokens that attend to such a
+ * row. Such a token is told by its record being reproduced, to the same limit, when the values to
+ * be rounded meet noise like that of fp32 sums (golden_nudge.c). With a wrong rule it is not.
+ *
+ * Both are counted and shown. */
 #include "deploy/tool/golden.h"
 
 #include <math.h>
@@ -14,7 +20,10 @@
 
 #include "kernels/model/safetensors.h"
 
-enum { TAPS = 3 }; /* attn_out, ffn_out, the next layer's input */
+enum {
+    TAPS = 3,    /* attn_out, ffn_out, the next layer's input */
+    NUDGES = 64, /* tries to find the side of every boundary that the record took */
+};
 
 struct taps {
     struct td_safetensors file;
@@ -24,6 +33,7 @@ struct taps {
     float *in;                           /* [tokens, 4, hidden] */
     float *attn, *ffn, *out;             /* ours */
     double *error, *again;               /* [TAPS][tokens], of the layer at hand */
+    bool *flipped;                       /* [tokens], of the layer at hand */
     int32_t *selected, *golden_selected; /* [tokens, topk] */
 };
 
@@ -37,6 +47,7 @@ static void finish_taps(struct taps *t) {
     free(t->out);
     free(t->error);
     free(t->again);
+    free(t->flipped);
     free(t->selected);
     free(t->golden_selected);
 }
@@ -77,10 +88,11 @@ static td_status open_taps(struct td_golden *g, struct taps *t, struct td_error 
     t->ffn = calloc(n * c->hidden, sizeof *t->ffn);
     t->error = calloc(n * TAPS, sizeof *t->error);
     t->again = calloc(n * TAPS, sizeof *t->again);
+    t->flipped = calloc(n, sizeof *t->flipped);
     t->selected = calloc(n * g->options.index_topk, sizeof *t->selected);
     t->golden_selected = calloc(n * g->options.index_topk, sizeof *t->golden_selected);
     if (!t->ids || !t->golden || !t->in || !t->out || !t->attn || !t->ffn || !t->error ||
-        !t->again || !t->selected || !t->golden_selected)
+        !t->again || !t->flipped || !t->selected || !t->golden_selected)
         return td_fail(err, TD_NO_MEMORY, "%.250s: no memory", g->path);
     return read_tap(g, t, "ids", TD_DTYPE_I32, n, t->ids, err);
 }
@@ -101,7 +113,7 @@ static td_status compare_tap(const struct td_golden *g, struct taps *t, uint32_t
     return TD_OK;
 }
 
-/* Tokens whose selected set is not the recorded one. */
+/* Tokens whose selected set is not the recorded one, but for flips. */
 static td_status compare_selected(const struct td_golden *g, struct taps *t, uint32_t layer,
                                   uint32_t *ret, struct td_error *err) {
     char name[64];
@@ -112,7 +124,8 @@ static td_status compare_selected(const struct td_golden *g, struct taps *t, uin
         const int32_t *ours = t->selected + (size_t)i * k,
                       *want = t->golden_selected + (size_t)i * k;
         uint32_t n = td_golden_count(want, k);
-        differ += td_golden_count(ours, k) != n || td_golden_overlap(ours, k, want, k) != n;
+        bool same = td_golden_count(ours, k) == n && td_golden_overlap(ours, k, want, k) == n;
+        differ += !same && !t->flipped[i];
     }
     *ret = differ;
     return TD_OK;
@@ -143,10 +156,21 @@ static double token_error(const struct taps *t, const double *error, uint32_t i)
     return fmax(error[i], fmax(error[t->tokens + i], error[2 * (size_t)t->tokens + i]));
 }
 
+static bool outside(const struct taps *t, uint32_t i) {
+    return token_error(t, t->error, i) > TD_GOLDEN_TAPS_EXACT;
+}
+
+/* Token i takes over the errors of a run that reproduced it; false when that one did not. */
+static bool reproduced(struct taps *t, uint32_t i) {
+    if (token_error(t, t->again, i) > TD_GOLDEN_TAPS_EXACT) return false;
+    for (size_t k = 0; k < TAPS; k++)
+        t->error[k * t->tokens + i] = t->again[k * t->tokens + i];
+    return true;
+}
+
 /* Tokens outside the limit where the selection had to cut. */
 static bool may_be_tie(const struct td_golden *g, const struct taps *t, uint32_t i) {
-    return token_error(t, t->error, i) > TD_GOLDEN_TAPS_EXACT &&
-           (i + 1) / TD_CSA_RATIO > g->options.index_topk;
+    return outside(t, i) && (i + 1) / TD_CSA_RATIO > g->options.index_topk;
 }
 
 /* Runs the layer with ever larger k while tokens are left that could be ties; one reproduced
@@ -166,27 +190,55 @@ static td_status resolve_ties(const struct td_golden *g, struct taps *t, uint32_
         td_status st = run_tap(g, e, t, layer, NULL, t->again, err);
         td_engine_destroy(e);
         if (st != TD_OK) return st;
-        for (uint32_t i = 0; i < t->tokens; i++) {
-            if (!may_be_tie(g, t, i) || token_error(t, t->again, i) > TD_GOLDEN_TAPS_EXACT)
-                continue;
-            for (size_t k = 0; k < TAPS; k++)
-                t->error[k * t->tokens + i] = t->again[k * t->tokens + i];
-            ties++;
-        }
+        for (uint32_t i = 0; i < t->tokens; i++)
+            ties += may_be_tie(g, t, i) && reproduced(t, i);
     }
     *ret_ties = ties;
     return TD_OK;
 }
 
+/* Runs with noise while tokens are left outside. */
+static td_status resolve_flips(const struct td_golden *g, struct taps *t, uint32_t layer,
+                               uint32_t *ret_flips, double *ret_largest, struct td_error *err) {
+    uint32_t flips = 0, open = 0;
+    double largest = 0;
+    for (uint32_t i = 0; i < t->tokens; i++)
+        open += outside(t, i);
+    if (open == 0) return TD_OK;
+    struct td_engine_options o = g->options;
+    struct td_engine *e;
+    o.ops = td_golden_nudge_ops();
+    TD_TRY(td_engine_create(g->model, &o, &e, err));
+    td_status st = TD_OK;
+    for (uint64_t seed = 1; seed <= NUDGES && open > 0 && st == TD_OK; seed++) {
+        td_golden_nudge(seed);
+        st = run_tap(g, e, t, layer, NULL, t->again, err);
+        for (uint32_t i = 0; st == TD_OK && i < t->tokens; i++) {
+            double before = token_error(t, t->error, i);
+            if (!outside(t, i) || !reproduced(t, i)) continue;
+            t->flipped[i] = true;
+            largest = fmax(largest, before);
+            flips++;
+            open--;
+        }
+    }
+    td_engine_destroy(e);
+    *ret_flips = flips;
+    *ret_largest = largest;
+    return st;
+}
+
 static td_status run_layer(struct td_golden *g, struct taps *t, uint32_t layer, double *ret_error,
-                           uint32_t *ret_differ, struct td_error *err) {
+                           uint32_t *ret_differ, uint32_t *ret_flips, struct td_error *err) {
     bool csa = g->model->config.kind[layer] == TD_LAYER_CSA;
-    double worst[TAPS] = {0};
-    uint32_t ties = 0;
+    double worst[TAPS] = {0}, largest = 0;
+    uint32_t ties = 0, flips = 0;
     *ret_differ = 0;
+    memset(t->flipped, 0, t->tokens * sizeof *t->flipped);
     TD_TRY(run_tap(g, g->engine, t, layer, csa ? t->selected : NULL, t->error, err));
-    if (csa) TD_TRY(compare_selected(g, t, layer, ret_differ, err));
     if (csa && g->exact) TD_TRY(resolve_ties(g, t, layer, &ties, err));
+    if (g->ref && g->exact) TD_TRY(resolve_flips(g, t, layer, &flips, &largest, err));
+    if (csa) TD_TRY(compare_selected(g, t, layer, ret_differ, err));
     for (size_t k = 0; k < TAPS; k++)
         for (uint32_t i = 0; i < t->tokens; i++)
             worst[k] = fmax(worst[k], t->error[k * t->tokens + i]);
@@ -194,7 +246,9 @@ static td_status run_layer(struct td_golden *g, struct taps *t, uint32_t layer, 
            worst[2]);
     if (csa) printf(", other selection at %u of %u tokens", *ret_differ, t->tokens);
     if (ties) printf(", ties at the cut at %u", ties);
+    if (flips) printf(", rounding flips at %u tokens, of up to %.2e", flips, largest);
     printf("\n");
+    *ret_flips = flips;
     *ret_error = fmax(worst[0], fmax(worst[1], worst[2]));
     return TD_OK;
 }
@@ -202,21 +256,25 @@ static td_status run_layer(struct td_golden *g, struct taps *t, uint32_t layer, 
 static td_status run_all(struct td_golden *g, struct taps *t, bool *ret_pass,
                          struct td_error *err) {
     const struct td_model_config *c = &g->model->config;
-    double layer_limit = g->exact ? TD_GOLDEN_TAPS_EXACT : TD_GOLDEN_LOGITS_SERVED;
-    double logit_limit = g->exact ? TD_GOLDEN_LOGITS_EXACT : TD_GOLDEN_LOGITS_SERVED;
+    double served = g->ref ? TD_GOLDEN_REF_WORST : TD_GOLDEN_LOGITS_SERVED;
+    double layer_limit = g->exact ? TD_GOLDEN_TAPS_EXACT : served;
+    double logit_limit = g->exact && !g->ref ? TD_GOLDEN_LOGITS_EXACT : served;
     double error[TD_MAX_LAYERS], worst = 0, last;
-    uint32_t differ, differing = 0;
+    uint32_t differ, differing = 0, flips, flipped = 0;
     const float *logits;
     for (uint32_t l = 0; l < c->layers; l++) {
-        TD_TRY(run_layer(g, t, l, &error[l], &differ, err));
+        TD_TRY(run_layer(g, t, l, &error[l], &differ, &flips, err));
         worst = fmax(worst, error[l]);
         differing += differ;
+        flipped += flips;
     }
     TD_TRY(td_golden_run(g, t->ids, 0, t->tokens, &logits, NULL, err));
     TD_TRY(read_tap(g, t, "last_logits", TD_DTYPE_F32, c->vocab, t->golden, err));
     last = td_golden_error(logits, t->golden, c->vocab, 0);
     printf("logits of the whole pass: rel err %.2e\n", last);
     *ret_pass = worst <= layer_limit && last <= logit_limit && !(g->exact && differing);
+    if (g->ref)
+        printf("rounding flips: %u of %u tokens in all layers\n", flipped, c->layers * t->tokens);
     printf("tolerance %.0e per layer, %.0e for the logits%s: %s\n", layer_limit, logit_limit,
            g->exact ? ", equal selections" : "", *ret_pass ? "ok" : "FAILED");
     printf("golden: cases %u, worst rel err %.2e, median %.2e, greedy mismatches %d\n", c->layers,
