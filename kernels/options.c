@@ -47,6 +47,11 @@ td_status td_engine_options_from(const struct td_config *c, const struct td_mode
         return td_fail(err, TD_CONFIG,
                        "max_context: expected at most the checkpoint's %u, found %u",
                        m->max_positions, o.max_context);
+    if (o.max_context < 2)
+        return td_fail(
+            err, TD_CONFIG,
+            "max_context: expected at least 2, a prompt's token and an answer's, found %u",
+            o.max_context);
     uint64_t context_pages = ((uint64_t)o.max_context + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
     o.pages = (uint32_t)(c->pool_pages ? c->pool_pages : 2 * context_pages);
     o.slots = (uint32_t)c->max_running;

@@ -65,6 +65,7 @@ static void refused(const char *setting, bool quantised, td_status want, const c
 static void wrong_values(void **state) {
     (void)state;
     refused("max_context=65537", false, TD_CONFIG, "65537");
+    refused("max_context=1", false, TD_CONFIG, "at least 2");
     refused("force_ref=linear,softmax", false, TD_CONFIG, "softmax");
     refused("force_ref=linea", false, TD_CONFIG, "linea");
 }
