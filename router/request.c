@@ -276,8 +276,23 @@ void td_request_gone(struct td_request *r) {
 }
 
 void td_request_abandon(struct td_request *r) {
-    if (r->conn) td_http_set_owner(r->conn, NULL);
-    td_request_gone(r);
+    struct td_http_conn *c = r->conn;
+    if (!c) return; /* its client left before */
+    struct td_api_error e;
+    (void)td_api_refuse(&e, 503, "not_ready", NULL, "the router is stopping");
+    e.retry_after_s = 1;
+    if (r->stage == TD_REQUEST_RUNNING) {
+        struct td_flow_event ev = {.kind = TD_FLOW_CANCEL, .now_ns = td_now_ns(), .request = r->id};
+        r->held = true;
+        td_serve_step(r->s, &ev);
+        r->held = false;
+        if (r->stage == TD_REQUEST_RUNNING) refuse(r, &e, NULL);
+        td_request_reap(r->s);
+    } else if (r->stage == TD_REQUEST_PREPARING) {
+        td_http_set_owner(c, NULL);
+        td_request_gone(r); /* what the answer is made of belongs to the pool's thread now */
+        td_api_error_reply(c, &e, &r->s->scratch);
+    }
 }
 
 void td_request_deliver(struct td_request *r, const struct td_token *tokens, uint32_t n) {
@@ -329,6 +344,7 @@ static int http_status(td_status st) {
     case TD_UNREACHABLE:
     case TD_PEER_LOST:
     case TD_TIMEOUT:
+    case TD_PREEMPTED:
         return 503;
     default:
         return 500;

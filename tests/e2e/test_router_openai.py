@@ -527,6 +527,36 @@ def test_failure_in_a_stream(s):
     assert status == 500 and "asked to fail" in text
 
 
+def test_preempted(s):
+    """No room is not a fault of the server: the status says that later may be better."""
+    status, headers, text = s.get("/v1/chat/completions", "POST",
+                                  body_of("@preempt one two three four"))
+    assert status == 503 and "asked to fail" in text, (status, text)
+    assert int(headers["Retry-After"]) >= 1
+
+
+def own_router_stops():
+    """SIGTERM in the middle of a stream: an error frame, not a torn connection."""
+    s = Setup()
+    try:
+        words = "@slow " + "word " * 200
+        with s.connect() as stream, s.connect() as whole:
+            stream.sendall(raw_post(b"/v1/chat/completions", body_of(words, stream=True)))
+            data = b""
+            while data.count(b"data: ") < 4:
+                data += stream.recv(65536)
+            whole.sendall(raw_post(b"/v1/chat/completions", body_of(words)))
+            s.wait("the second request", lambda: s.get("/health")[2].count('"requests_in_flight":2'))
+            s.router.terminate()
+            data += read_all(stream)
+            answer = read_all(whole)
+        assert b'data: {"error":{' in data and b"the router is stopping" in data, data[-300:]
+        assert b"[DONE]" not in data and not data.endswith(b"0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503 ") and b"Retry-After: " in answer, answer[:300]
+    finally:
+        s.stop()
+
+
 def test_decode_dies(s):
     try:
         joined(chat(s, "@die one two three four", stream=True))

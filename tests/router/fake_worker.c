@@ -162,10 +162,12 @@ static bool is(const struct job *j, const char *word) {
 /* One step of the "engine" for one sequence. */
 static void advance(struct job *j, uint64_t now) {
     if (!j->decoding || now < j->due_ns) return;
-    if (j->sent >= FAULT_AT && is(j, "@fail")) {
-        struct td_msg m = {
-            .type = TD_MSG_FAILED,
-            .failed = {.key = j->key, .status = TD_INTERNAL, .text = "asked to fail"}};
+    bool preempted = is(j, "@preempt");
+    if (j->sent >= FAULT_AT && (preempted || is(j, "@fail"))) {
+        struct td_msg m = {.type = TD_MSG_FAILED,
+                           .failed = {.key = j->key,
+                                      .status = preempted ? TD_PREEMPTED : TD_INTERNAL,
+                                      .text = "asked to fail"}};
         say(&decode, &m);
         release(&decode, j->key);
         drop(j);
