@@ -195,7 +195,11 @@ static void fill_hello(struct td_decode_worker *w) {
     h->numerics_id = w->engine.numerics_id;
     snprintf(h->numerics, sizeof h->numerics, "%s", w->engine.numerics);
     snprintf(h->model, sizeof h->model, "%.63s", w->engine.model_name);
+    /* What the whole pool holds is a limit as well: known in advance, it bounds answers without a
+     * limit of their own and is told to clients in tokens. */
+    uint64_t pool = (uint64_t)w->engine.options.pages * TD_KV_PAGE_TOKENS;
     h->max_context = w->engine.options.max_context;
+    if (pool < h->max_context) h->max_context = (uint32_t)pool;
     h->max_running = h->slots = w->engine.options.slots;
     h->pages = w->engine.options.pages;
     h->xfer_address = td_xfer_address(td_plane_xfer(td_host_plane(w->host)), &h->xfer_address_len);

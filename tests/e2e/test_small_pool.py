@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""A pool far smaller than the model's context: its size is a limit that clients are told, a full one
+is answered with 429 and a time, and nobody gets another's text.
+
+usage: test_small_pool.py BUILD [unittest arguments]"""
+import concurrent.futures
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import cluster as e2e  # noqa: E402
+
+openai = e2e.need("openai")
+PAGES = 4
+LIMIT = 256 * PAGES
+
+
+def prompt(n, i=0):
+    return [0] + [7 + (i * 131 + k * 29) % 1600 for k in range(n - 1)]
+
+
+class TestSmallPool(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.c = e2e.Cluster(pool_pages=PAGES, max_running=8, queue_timeout_ms=300)
+        cls.c.__enter__()
+        cls.client = cls.c.client()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.c.__exit__(None, None, None)
+
+    def tearDown(self):
+        self.c.wait_baseline()
+
+    def ask(self, ids, n):
+        return self.client.completions.create(model="needle", prompt=ids, max_tokens=n, temperature=0,
+                                              extra_body={"ignore_eos": True})
+
+    def test_no_output_limit_given(self):
+        r = self.client.completions.create(model="needle", prompt=prompt(1000), temperature=0,
+                                           extra_body={"ignore_eos": True})
+        self.assertEqual(r.choices[0].finish_reason, "length")
+        self.assertEqual(r.usage.total_tokens, LIMIT)
+
+    def test_limit_in_tokens(self):
+        self.assertEqual(self.ask(prompt(LIMIT - 8), 8).usage.total_tokens, LIMIT)
+        for n, new in ((LIMIT - 8, 9), (LIMIT, 1), (5 * LIMIT, 1)):
+            with self.assertRaises(openai.BadRequestError) as e:
+                self.ask(prompt(n), new)
+            self.assertIn(f" {n} tokens", str(e.exception))
+            self.assertIn(f" {LIMIT} tokens", str(e.exception))
+
+    def test_full(self):
+        alone = self.ask(prompt(300, 1), 500).choices[0].text
+
+        def one(_):
+            try:
+                return self.ask(prompt(300, 1), 500).choices[0].text
+            except openai.RateLimitError as e:
+                self.assertGreaterEqual(int(e.response.headers["Retry-After"]), 1)
+                return None
+
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            got = list(pool.map(one, range(12)))
+        self.assertIn(alone, got)
+        self.assertIn(None, got)
+        self.assertLessEqual(set(got), {alone, None})
+
+
+if __name__ == "__main__":
+    e2e.main(__name__)
