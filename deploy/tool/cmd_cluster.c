@@ -25,7 +25,7 @@ static const char up_help[] =
     "pid\n"
     "files are in run_dir.\n";
 static const char down_help[] = "usage: tandem down --config FILE\n\n"
-                                "Stops the cluster of FILE: SIGTERM, after 5 seconds SIGKILL.\n";
+                                "Stops the cluster of FILE: SIGTERM, after 10 seconds SIGKILL.\n";
 static const char status_help[] =
     "usage: tandem status [ROLE[@N]] [--url URL | --config FILE] [--json]\n\n"
     "Shows workers, ledgers and effective settings of a running cluster (/v1/cluster); with a "
@@ -158,7 +158,7 @@ static td_status wait_ready(const struct td_procs *p, const char *url, long time
 
 static void stop_all(const struct td_procs *p) {
     for (int i = p->n - 1; i >= 0; i--)
-        if (td_proc_stop(p, i, 5000))
+        if (td_proc_stop(p, i, TD_STOP_GRACE_MS))
             fprintf(stderr, "%s did not end and was killed\n", p->proc[i].name);
 }
 

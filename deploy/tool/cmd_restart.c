@@ -15,7 +15,7 @@ static const char help[] =
     "Without --config: the installed configuration. A role that `tandem up` did not start is\n"
     "restarted by systemctl.\n";
 
-enum { SERVE_S = 120, DRAIN_S = 600, GRACE_MS = 10000 };
+enum { SERVE_S = 120, DRAIN_S = 600 };
 
 static td_status drain_first(const struct td_target *t, long timeout_s, struct td_error *err) {
     struct td_error ignored;
@@ -35,7 +35,7 @@ static td_status replace(const struct td_target *t, struct td_error *err) {
                                  "logs %s` shows why",
                                  t->unit, rc, t->name);
     }
-    if (td_proc_stop(&t->procs, t->index, GRACE_MS))
+    if (td_proc_stop(&t->procs, t->index, TD_STOP_GRACE_MS))
         fprintf(stderr, "%s did not end and was killed\n", t->name);
     return td_proc_start(&t->procs, t->index, t->config_path, err);
 }

@@ -8,7 +8,11 @@
 
 #include "common/base/config.h"
 
-enum { TD_PROCS_MAX = 1 + 64 + 64, TD_PROC_NAME_MAX = 32 };
+enum {
+    TD_PROCS_MAX = 1 + 64 + 64,
+    TD_PROC_NAME_MAX = 32,
+    TD_STOP_GRACE_MS = 10000, /* more than a role's own bound for an orderly end */
+};
 
 struct td_proc {
     char name[TD_PROC_NAME_MAX]; /* "router", "prefill@0", "decode@0" */
