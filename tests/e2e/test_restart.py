@@ -85,7 +85,6 @@ class TestRestart(unittest.TestCase):
         cls.c = e2e.Cluster(max_context=32768, max_running=8, cluster__prefill=2, cluster__decode=2,
                             pool_pages=512)
         cls.c.__enter__()
-        cls.wait(lambda: all(p["proven"] for p in cls.page()["pairs"]), "all pairs proven")
 
     @classmethod
     def tearDownClass(cls):
@@ -98,7 +97,7 @@ class TestRestart(unittest.TestCase):
         return j
 
     @staticmethod
-    def wait(condition, what, seconds=30):
+    def wait(condition, what, seconds=120):
         until = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < until, f"{what}: not within {seconds} s"
@@ -110,8 +109,9 @@ class TestRestart(unittest.TestCase):
                 if all(w[k] >= v for k, v in having.items())]
 
     def setUp(self):
-        self.wait(lambda: len(self.workers()) == 4 and not self.workers(legs=1), "all idle")
-        self.wait(lambda: all(p["proven"] for p in self.page()["pairs"]), "all pairs proven")
+        self.wait(lambda: len(self.page()["pairs"]) == 4 and all(p["proven"] for p in self.page()["pairs"]),
+                  "all pairs proven")
+        self.wait(lambda: not self.workers(legs=1), "all idle")
         self.pids = {name: self.c.pid(name) for name in ALL}
 
     def restart(self, name, *more):
@@ -213,7 +213,8 @@ class TestRestart(unittest.TestCase):
         a.join(30)
         self.assertIsNone(a.finish)
         self.assertTrue(a.end.startswith("cut"), a.end)
-        self.wait(lambda: len(self.workers()) == 4, "all workers are back")
+        self.wait(lambda: len(self.page()["pairs"]) == 4 and all(p["proven"] for p in self.page()["pairs"]),
+                  "all workers are back and proven")
         self.c.wait_baseline(15)  # what the old router left is let go
         b = Stream(self.c, prompt(300, 8), 8)
         b.join(60)
