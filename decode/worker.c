@@ -175,6 +175,7 @@ static td_status make_machine(struct td_decode_worker *w, struct td_error *err) 
         .pages = w->engine.options.pages,
         .slots = w->engine.options.slots,
         .max_context = w->engine.options.max_context,
+        .reserve_new = (uint32_t)w->config.reserve_tokens,
         .max_tokens = w->engine.options.max_tokens,
         .eos = w->engine.model->config.eos_id,
         .max_peers = (uint32_t)c->max_prefill_peers,
