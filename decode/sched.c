@@ -169,11 +169,13 @@ static td_status admissible(const struct td_decode *d, const struct td_msg_admit
         return td_fail(err, TD_TOO_LONG,
                        "%u prompt and %u output tokens make %llu, the limit is %u", m->n_prompt,
                        m->max_new, (unsigned long long)tokens, d->o.max_context);
-    uint32_t need = reserve_pages(d, m);
+    /* What does not fit alone would be preempted for ever. */
+    uint32_t need = td_kv_page_blocks((uint32_t)tokens);
     if (need > d->o.pages)
         return td_fail(err, TD_TOO_LONG,
                        "%u prompt and %u output tokens need %u pages, there are %u", m->n_prompt,
                        m->max_new, need, d->o.pages);
+    need = reserve_pages(d, m);
     if (d->slots.count[TD_UNIT_FREE] == 0)
         return td_fail(err, TD_BUSY, "all %u slots are taken", d->o.slots);
     if (d->pages.count[TD_UNIT_FREE] < need)

@@ -11,8 +11,12 @@
  * a manifest that agrees. Whatever ends a sequence goes through one retire path that may run twice:
  * pages and slot go back when no step and no unpack uses them, then RELEASED is sent.
  *
- * A full pool preempts the youngest running sequence: FAILED(PREEMPTED), so the router can run it
- * elsewhere when nothing of it was shown.
+ * A full pool preempts the youngest sequence, running or not: FAILED(PREEMPTED), and the router
+ * admits it again as a new attempt, with the tokens it has shown at the end of the prompt. Age is
+ * the request's, not the admission's, so a sequence that comes back is not the youngest for ever;
+ * the oldest always runs, and since nothing is admitted that all pages together could not hold, it
+ * ends. Pages that a preempted handoff still unpacks into are waited for: who needs one sits steps
+ * out until then.
  *
  * Use: td_decode_step(event), then td_decode_next() until false; carrying out an action may call
  * td_decode_step() again. Pointers in an event must live until the actions have been taken. */

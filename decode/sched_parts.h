@@ -17,7 +17,7 @@ struct seq {
     enum seq_state state;
     struct td_key key;
     bool orphan;        /* of a router that is gone: tells nobody anything */
-    uint64_t owner;     /* in the ledgers; never reused; the greatest is the youngest */
+    uint64_t owner;     /* in the ledgers; never reused */
     const int32_t *ids; /* PREFILLING: [n_prompt]; else NULL */
     uint32_t n_prompt, max_new;
     struct td_sampling sampling;

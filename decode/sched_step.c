@@ -10,16 +10,31 @@ static struct seq *youngest(struct td_decode *d) {
     struct seq *y = NULL;
     for (uint32_t i = 0; i < d->o.slots; i++) {
         struct seq *s = &d->seq[i];
-        if (s->state == RUNNING && (y == NULL || s->owner > y->owner)) y = s;
+        if (s->state != FREE && s->state != ENDING &&
+            (y == NULL || s->key.request > y->key.request))
+            y = s;
     }
     return y;
+}
+
+/* Between steps only a handoff that is still being unpacked keeps pages of a sequence that is over:
+ * they come back without anybody else making room. */
+static bool pages_come_back(const struct td_decode *d) {
+    for (uint32_t i = 0; i < d->o.slots; i++)
+        if (d->seq[i].state == ENDING) return true;
+    return false;
+}
+
+static bool has_page(const struct seq *s) {
+    return s->pos / TD_KV_PAGE_TOKENS < s->n_pages;
 }
 
 /* A page for the next token. When there is none, the youngest sequence makes room, which may be
  * this one: then it is no longer RUNNING. */
 static void grow(struct td_decode *d, struct seq *s) {
-    while (s->state == RUNNING && s->pos / TD_KV_PAGE_TOKENS >= s->n_pages) {
+    while (s->state == RUNNING && !has_page(s)) {
         if (d->pages.count[TD_UNIT_FREE] == 0) {
+            if (pages_come_back(d)) return;
             td_seq_fail(d, youngest(d), TD_PREEMPTED,
                         "every page is taken and the youngest sequence has to make room");
             continue;
@@ -69,7 +84,8 @@ void td_decode_run(struct td_decode *d) {
         grow(d, &d->seq[i]);
     d->n_runs = d->n_samples = 0;
     for (uint32_t i = 0; i < d->o.slots; i++)
-        if (d->seq[i].state == RUNNING) add(d, &d->seq[i], 1, &d->seq[i].last, true);
+        if (d->seq[i].state == RUNNING && has_page(&d->seq[i]))
+            add(d, &d->seq[i], 1, &d->seq[i].last, true);
     add_chunk(d, d->o.max_tokens - d->n_runs);
     if (d->n_runs == 0) return;
     d->stepping = true;

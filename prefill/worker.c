@@ -197,7 +197,10 @@ static void fill_hello(struct td_prefill_worker *w) {
     h->numerics_id = w->engine.numerics_id;
     snprintf(h->numerics, sizeof h->numerics, "%s", w->engine.numerics);
     snprintf(h->model, sizeof h->model, "%.63s", w->engine.model_name);
+    /* As decode does: a preempted sequence is prefilled again with its answer. */
+    uint64_t pool = (uint64_t)w->engine.options.pages * TD_KV_PAGE_TOKENS;
     h->max_context = w->engine.options.max_context;
+    if (pool < h->max_context) h->max_context = (uint32_t)pool;
     h->max_running = h->slots = w->engine.options.slots;
     h->pages = w->engine.options.pages;
 }

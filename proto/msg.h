@@ -33,8 +33,8 @@ enum {
 
 enum td_role { TD_ROLE_ROUTER = 1, TD_ROLE_PREFILL = 2, TD_ROLE_DECODE = 3 };
 
-struct td_key { /* of a request, cluster-wide */
-    uint64_t request;
+struct td_key {       /* of a request, cluster-wide */
+    uint64_t request; /* ascending in time: the greatest is the youngest */
     uint32_t attempt;
 };
 

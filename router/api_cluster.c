@@ -192,6 +192,7 @@ static void write_counts(struct td_json_out *w, const struct td_flow *f) {
     number(w, "failed", c.failed);
     number(w, "cancelled", c.cancelled);
     number(w, "retries", c.retries);
+    number(w, "preempted", c.preempted);
     number(w, "busy", c.busy);
     number(w, "probes_passed", c.probes_passed);
     number(w, "probes_failed", c.probes_failed);

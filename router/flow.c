@@ -46,12 +46,18 @@ void td_flow_start(struct td_flow *f, struct request *r, struct td_pair pair) {
     assert(td_fleet_find(&f->fleet, pair.decode) != NULL);
     r->attempt++;
     r->pair = pair;
-    uint64_t work = r->s.max_new < WORK_NEW_MAX ? r->s.max_new : WORK_NEW_MAX;
-    r->decode = td_flow_leg_open(f, r, pair.decode, work + (pair.prefill == 0 ? r->s.n_prompt : 0));
+    if (td_flow_shown(r)) {
+        r->base = r->delivered;
+        r->fruitless = 0;
+        r->prompt_hash = td_prompt_hash(r->s.ids, td_flow_n_prompt(r));
+    }
+    uint32_t n = td_flow_n_prompt(r), max_new = td_flow_max_new(r);
+    uint64_t work = max_new < WORK_NEW_MAX ? max_new : WORK_NEW_MAX;
+    r->decode = td_flow_leg_open(f, r, pair.decode, work + (pair.prefill == 0 ? n : 0));
     struct td_msg_admit *m = &td_flow_send(f, pair.decode, TD_MSG_ADMIT)->admit;
     m->key = (struct td_key){r->s.request, r->attempt};
-    m->n_prompt = r->s.n_prompt;
-    m->max_new = r->s.max_new;
+    m->n_prompt = n;
+    m->max_new = max_new;
     m->sampling = r->s.sampling;
     m->prompt_hash = r->prompt_hash;
     m->ids = pair.prefill == 0 ? r->s.ids : NULL;
@@ -71,7 +77,8 @@ static bool too_long(struct td_flow *f, struct request *r, bool colocate) {
 }
 
 /* First come, first served: when the oldest finds no room, nobody overtakes it. A request that no
- * proven pair could take at all does not hold up the others. */
+ * proven pair could take at all does not hold up the others, nor does one whose earlier attempts'
+ * workers have not let go. */
 static void pump(struct td_flow *f) {
     if (!f->pump_due && f->now_ns < f->pump_ns) return;
     f->pump_due = false;
@@ -81,7 +88,7 @@ static void pump(struct td_flow *f) {
         bool colocate = r->s.colocate || f->o.fleet.colocate;
         struct td_pair pair;
         uint64_t when;
-        if (too_long(f, r, colocate)) continue;
+        if (!td_flow_leg_room(r) || too_long(f, r, colocate)) continue;
         td_status s = td_fleet_choose(&f->fleet, f->now_ns, r->s.n_prompt + r->s.max_new, colocate,
                                       &pair, &when);
         if (s == TD_OK) {
@@ -132,6 +139,11 @@ static void submit(struct td_flow *f, const struct td_flow_submit *s) {
 
 static void waited_too_long(struct td_flow *f, struct request *r) {
     bool served = td_fleet_ready(&f->fleet);
+    if (served && r->delivered > 0) { /* preempted: older ones end, then it is its turn */
+        r->queue_deadline_ns = f->now_ns + f->o.queue_ns;
+        td_flow_to(f, r, QUEUED, r->queue_deadline_ns);
+        return;
+    }
     td_flow_fail(f, r, served ? TD_BUSY : TD_UNREACHABLE, td_flow_retry_ms(f),
                  served ? "no pair of workers had room in time" : "no pair of workers is ready");
 }
@@ -180,7 +192,7 @@ static void leg_lost(struct td_flow *f, struct request *r, int i) {
     td_flow_leg_close(f, r, i);
     if (decode && r->finished == 0)
         td_flow_attempt_failed(f, r, TD_PEER_LOST, 0, "the decode worker was lost");
-    else if (prefill && r->delivered == 0)
+    else if (prefill && !td_flow_shown(r))
         td_flow_attempt_failed(f, r, TD_PEER_LOST, 0, "the prefill worker was lost");
     else if (prefill && r->state == ADMITTED)
         r->last_word = true;

@@ -12,7 +12,13 @@
  *   - DELIVER gives every token of the answer once, in order, and never after the end;
  *   - an answer that cannot be completed FAILs; END always means a complete answer;
  *   - before its first token was delivered a request moves to another pair, at most
- *     TD_FLOW_ATTEMPTS_MAX attempts; afterwards a lost decode worker FAILs it;
+ *     TD_FLOW_ATTEMPTS_MAX attempts; afterwards a lost decode worker FAILs it, unless the client
+ *     waits for the whole answer and has seen nothing yet;
+ *   - a request that a decode worker preempts goes on where it was, however often: its next
+ *     attempt's prompt is the prompt and what was delivered, and since sampling is keyed by seed
+ * and position the same tokens follow. It keeps its place in the queue by age, and workers preempt
+ *     the youngest, so it is preempted only while an older one runs. Only a worker that preempts it
+ *     TD_FLOW_FRUITLESS_MAX times in a row without a token ends it;
  *   - every leg (a request's part on one worker) is followed until the worker says RELEASED or is
  *     gone, whatever became of the request meanwhile.
  * A decode worker's word counts once token 0 was shown: if prefill fails then, the handoff may
@@ -29,6 +35,7 @@
 
 enum {
     TD_FLOW_ATTEMPTS_MAX = 3,
+    TD_FLOW_FRUITLESS_MAX = 16,
     TD_FLOW_PROBE_TOKENS_MAX = 16, /* sampled by a probe */
 };
 /* Request ids with this bit are the flow's own (probes). */
@@ -42,6 +49,7 @@ struct td_flow_options {
     uint64_t admit_ns;        /* longest wait for an ADMIT_REPLY */
     const int32_t *probe_ids; /* [probe_n] outlives the flow; probe_n 0: pairs need no proof */
     uint32_t probe_n, probe_new;
+    int32_t eos; /* id of end-of-text; -1: none */
 };
 
 enum td_flow_event_kind {
@@ -56,14 +64,16 @@ enum td_flow_event_kind {
 };
 
 struct td_flow_submit {
-    uint64_t request;   /* unique in this router's life, without TD_FLOW_PROBE_BIT, not 0 */
-    void *user;         /* comes back with every action */
-    const int32_t *ids; /* [n_prompt] n_prompt >= 1; must live until the actions of the step that
-                         * ended the request have been taken */
+    uint64_t request; /* ascending in this router's life, without TD_FLOW_PROBE_BIT, not 0 */
+    void *user;       /* comes back with every action */
+    int32_t *ids;     /* [n_prompt + max_new], n_prompt >= 1; the flow writes the answer behind the
+                       * prompt. Must live until the actions of the step that ended the request have
+                       * been taken */
     uint32_t n_prompt;
     uint32_t max_new; /* >= 1 */
     struct td_sampling sampling;
     bool colocate; /* decode shall prefill by itself */
+    bool whole;    /* the client sees nothing before the end: a lost worker does not end it */
 };
 
 struct td_flow_event {
@@ -143,6 +153,7 @@ struct td_flow_counts {
     uint32_t live, queued; /* requests */
     uint32_t tombstones;   /* ended requests with a leg not yet released */
     uint64_t submitted, ended, failed, cancelled, retries, busy, probes_passed, probes_failed;
+    uint64_t preempted;     /* attempts that made room for older ones; not among the retries */
     uint64_t stale_dropped; /* messages of attempts that are over */
 };
 void td_flow_counts(const struct td_flow *f, struct td_flow_counts *ret);

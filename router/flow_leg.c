@@ -27,6 +27,13 @@ int td_flow_leg_open(struct td_flow *f, struct request *r, uint64_t epoch, uint6
     return i;
 }
 
+bool td_flow_leg_room(const struct request *r) {
+    int room = 0;
+    for (int i = 0; i < LEGS_MAX; i++)
+        room += r->leg[i].epoch == 0;
+    return room >= 2;
+}
+
 void td_flow_leg_did(struct td_flow *f, struct leg *l, uint64_t tokens) {
     if (tokens > l->work) tokens = l->work; /* an estimate: answers may outgrow it */
     l->work -= tokens;
@@ -150,6 +157,14 @@ static bool blameless(td_status s) {
     return s < TD_PEER_LOST && s != TD_CORRUPT && s != TD_TIMEOUT;
 }
 
+/* The last token came, and the worker was lost before it could say so. */
+static enum td_finish complete(const struct td_flow *f, const struct request *r) {
+    if (r->pinned || !td_flow_shown(r)) return 0;
+    int32_t last = r->s.ids[r->s.n_prompt + r->delivered - 1];
+    if (last == f->o.eos && !r->s.sampling.ignore_eos) return TD_FINISH_STOP;
+    return r->delivered == r->s.max_new ? TD_FINISH_LENGTH : 0;
+}
+
 void td_flow_attempt_failed(struct td_flow *f, struct request *r, td_status s, uint64_t epoch,
                             const char *fmt, ...) {
     char text[TD_TEXT_MAX];
@@ -158,14 +173,23 @@ void td_flow_attempt_failed(struct td_flow *f, struct request *r, td_status s, u
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     if (epoch != 0 && !blameless(s) && !r->pinned) td_fleet_failed(&f->fleet, epoch, f->now_ns);
-    r->failures++;
+    enum td_finish reason = s != TD_PROTOCOL ? complete(f, r) : 0;
+    if (reason != 0) {
+        td_flow_end(f, r, reason);
+        return;
+    }
+    bool preempted = s == TD_PREEMPTED;
     bool hopeless = s == TD_INVALID || s == TD_TOO_LONG || s == TD_UNSUPPORTED;
-    if (r->delivered > 0 || r->pinned || hopeless || r->failures >= TD_FLOW_ATTEMPTS_MAX) {
+    if (!preempted) r->failures++;
+    if (preempted && !td_flow_shown(r)) r->fruitless++;
+    if (r->pinned || hopeless || r->failures >= TD_FLOW_ATTEMPTS_MAX ||
+        r->fruitless >= TD_FLOW_FRUITLESS_MAX ||
+        (td_flow_shown(r) && !preempted && !r->s.whole)) {
         td_flow_fail(f, r, s, 0, text);
         return;
     }
     drop_attempt(f, r);
-    f->counts.retries++;
+    *(preempted ? &f->counts.preempted : &f->counts.retries) += 1;
     r->queue_deadline_ns = f->now_ns + f->o.queue_ns;
     td_flow_to(f, r, QUEUED, r->queue_deadline_ns);
 }

@@ -40,15 +40,17 @@ struct request {
     bool pinned; /* a probe: this pair or none */
     /* this attempt */
     uint32_t attempt, failures;
+    uint32_t base; /* tokens delivered before it: they stand in its prompt, and the workers count
+                    * from the next one */
     struct td_pair pair;
     int decode, prefill; /* index of leg, or NO_LEG */
     uint64_t keep_ns;
     uint32_t n_held;         /* tokens 1.. that wait for token 0 */
     enum td_finish finished; /* decode said so; 0: not yet */
     uint32_t finished_n;
-    bool last_word; /* prefill is lost after token 0 was shown: no more KEEP */
+    bool last_word; /* prefill is out of it and decode will say what is: no more KEEP */
     /* all attempts */
-    uint32_t delivered;
+    uint32_t delivered, fruitless; /* preempted in a row without a token */
     struct leg leg[LEGS_MAX];
     struct td_flow_times times;
     struct td_token held[HOLD_MAX];
@@ -87,8 +89,20 @@ struct td_flow {
     struct td_flow_counts counts;
 };
 
+static inline uint32_t td_flow_n_prompt(const struct request *r) { /* of this attempt */
+    return r->s.n_prompt + r->base;
+}
+static inline uint32_t td_flow_max_new(const struct request *r) {
+    return r->s.max_new - r->base;
+}
+static inline bool td_flow_shown(const struct request *r) { /* a token of this attempt */
+    return r->delivered > r->base;
+}
+
 /* flow_leg.c: legs and the ways an attempt or a request ends */
 int td_flow_leg_open(struct td_flow *f, struct request *r, uint64_t epoch, uint64_t work);
+/* Room for the two legs of an attempt: those of earlier ones may still be open. */
+bool td_flow_leg_room(const struct request *r);
 void td_flow_leg_did(struct td_flow *f, struct leg *l, uint64_t tokens);
 /* Says CANCEL unless the worker knows; the leg stays until it is released. */
 void td_flow_leg_cancel(struct td_flow *f, struct request *r, int i);

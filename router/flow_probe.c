@@ -20,7 +20,7 @@ static void submit(struct td_flow *f) {
     bool alone = p->stage == 1 || p->pair.prefill == 0;
     struct td_flow_submit s = {
         .request = TD_FLOW_PROBE_BIT | f->next_probe++,
-        .ids = f->o.probe_ids,
+        .ids = (int32_t *)f->o.probe_ids, /* the answer is not written behind a probe's prompt */
         .n_prompt = f->o.probe_n,
         .max_new = f->o.probe_new,
         .sampling = {.top_p = 1},
@@ -95,7 +95,7 @@ void td_flow_probe_failed(struct td_flow *f, td_status s, const char *text) {
     struct probe *p = &f->probe;
     p->active = false;
     f->probe_ns = 0;
-    if (s != TD_BUSY) {
+    if (s != TD_BUSY && s != TD_PREEMPTED) {
         td_fleet_failed(&f->fleet, p->pair.prefill, f->now_ns);
         td_fleet_failed(&f->fleet, p->pair.decode, f->now_ns);
     }

@@ -13,6 +13,8 @@ static void deliver(struct td_flow *f, struct request *r, uint32_t index, uint32
                     const struct td_token *tokens) {
     assert(index == r->delivered && n > 0);
     if (r->delivered == 0) r->times.first_token = f->now_ns;
+    for (uint32_t i = 0; i < n && !r->pinned; i++)
+        r->s.ids[r->s.n_prompt + index + i] = tokens[i].id;
     r->delivered += n;
     if (r->decode != NO_LEG) td_flow_leg_did(f, &r->leg[r->decode], n);
     if (r->pinned) {
@@ -30,7 +32,7 @@ static void deliver(struct td_flow *f, struct request *r, uint32_t index, uint32
 }
 
 static void end_if_complete(struct td_flow *f, struct request *r) {
-    if (r->finished == 0 || r->delivered == 0) return;
+    if (r->finished == 0 || !td_flow_shown(r)) return;
     if (r->delivered == r->finished_n)
         td_flow_end(f, r, r->finished);
     else
@@ -44,31 +46,37 @@ static bool decode_prefills(const struct request *r) {
 }
 
 static void first_token(struct td_flow *f, struct request *r, const struct td_msg_tokens *t) {
-    if (t->index != 0 || t->n != 1 || r->delivered > 0) return; /* a double */
+    if (t->index != 0 || t->n != 1 || td_flow_shown(r)) return; /* a double */
     struct leg *l = &r->leg[r->prefill];
     td_flow_leg_did(f, l, l->work);
-    deliver(f, r, 0, 1, t->tokens);
-    if (r->n_held > 0) deliver(f, r, 1, r->n_held, r->held);
+    deliver(f, r, r->base, 1, t->tokens);
+    if (r->n_held > 0) deliver(f, r, r->base + 1, r->n_held, r->held);
     r->n_held = 0;
     end_if_complete(f, r);
 }
 
 static void decode_tokens(struct td_flow *f, struct request *r, const struct td_msg_tokens *t) {
-    bool wait = r->delivered == 0 && !decode_prefills(r);
-    uint32_t next = wait ? 1 + r->n_held : r->delivered;
-    if (t->index > next) {
+    bool wait = !td_flow_shown(r) && !decode_prefills(r);
+    uint64_t first = (uint64_t)r->base + t->index;
+    uint32_t next = wait ? r->base + 1 + r->n_held : r->delivered;
+    if (first > next) {
         td_flow_attempt_failed(f, r, TD_PROTOCOL, r->pair.decode,
-                               "token %u of the answer is missing, token %u arrived", next,
-                               t->index);
+                               "token %u of the answer is missing, token %llu arrived", next,
+                               (unsigned long long)first);
         return;
     }
-    if (t->index + t->n <= next) return; /* doubles */
-    uint32_t skip = next - t->index, n = t->n - skip;
+    if (first + t->n <= next) return; /* doubles */
+    uint32_t skip = next - (uint32_t)first, n = t->n - skip;
+    if (n > r->s.max_new - next) {
+        td_flow_attempt_failed(f, r, TD_PROTOCOL, r->pair.decode,
+                               "more than the %u tokens that were asked for", r->s.max_new);
+        return;
+    }
     if (r->state == ADMITTED) td_flow_to(f, r, STREAMING, 0);
     if (!wait) {
         /* The prompt is computed when its first token is here. */
         struct leg *l = &r->leg[r->decode];
-        if (r->delivered == 0) td_flow_leg_did(f, l, r->s.n_prompt);
+        if (!td_flow_shown(r)) td_flow_leg_did(f, l, td_flow_n_prompt(r));
         deliver(f, r, next, n, t->tokens + skip);
     } else if (r->n_held + n <= HOLD_MAX) {
         memcpy(r->held + r->n_held, t->tokens + skip, n * sizeof *t->tokens);
@@ -89,11 +97,11 @@ static void send_prefill(struct td_flow *f, struct request *r, uint64_t ticket) 
         return;
     }
     assert(d != NULL); /* it just spoke */
-    r->prefill = td_flow_leg_open(f, r, r->pair.prefill, r->s.n_prompt);
+    r->prefill = td_flow_leg_open(f, r, r->pair.prefill, td_flow_n_prompt(r));
     struct td_msg_prefill *m = &td_flow_send(f, r->pair.prefill, TD_MSG_PREFILL)->prefill;
     m->key = (struct td_key){r->s.request, r->attempt};
-    m->n_prompt = r->s.n_prompt;
-    m->max_new = r->s.max_new;
+    m->n_prompt = td_flow_n_prompt(r);
+    m->max_new = td_flow_max_new(r);
     m->sampling = r->s.sampling;
     m->ids = r->s.ids;
     m->ticket = ticket;
@@ -155,7 +163,7 @@ static void finished(struct td_flow *f, struct request *r, int leg,
         return;
     }
     r->finished = m->reason;
-    r->finished_n = m->n_tokens;
+    r->finished_n = r->base + m->n_tokens;
     end_if_complete(f, r);
 }
 
@@ -164,7 +172,10 @@ static void leg_failed(struct td_flow *f, struct request *r, int leg, td_status 
     uint64_t epoch = r->leg[leg].epoch;
     r->leg[leg].told = true;
     td_flow_leg_did(f, &r->leg[leg], r->leg[leg].work);
-    if (leg == r->decode || r->delivered == 0) {
+    /* Decode does not know the ticket any more: it failed for a reason of its own, which counts, or
+     * is gone, and either is on its way here. */
+    bool echo = leg == r->prefill && s == TD_STALE && r->decode != NO_LEG && !r->pinned;
+    if (leg == r->decode || (!td_flow_shown(r) && !echo)) {
         /* A handoff takes two: when it fails, either may be the reason. */
         if (leg == r->prefill && (s == TD_PEER_LOST || s == TD_TIMEOUT || s == TD_UNREACHABLE) &&
             !r->pinned)
@@ -193,7 +204,7 @@ static const struct td_key *key_of(const struct td_msg *m) {
 }
 
 static void released(struct td_flow *f, struct request *r, int leg, bool current) {
-    bool owes = leg == r->decode ? r->finished == 0 : r->delivered == 0;
+    bool owes = leg == r->decode ? r->finished == 0 : !td_flow_shown(r) && !r->last_word;
     uint64_t epoch = r->leg[leg].epoch;
     if (current && owes)
         td_flow_attempt_failed(f, r, TD_PROTOCOL, epoch, "the worker let the request go unasked");

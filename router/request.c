@@ -168,6 +168,13 @@ static void cancel(struct td_request *r, const char *why) {
     td_request_reap(r->s);
 }
 
+/* The flow writes the answer behind the prompt. */
+static td_status make_room(struct td_request *r) {
+    td_status st = td_ids_reserve(&r->prompt, r->answer.params.max_new);
+    if (st != TD_OK) set_out_of_memory(&r->error);
+    return st;
+}
+
 static void submit(struct td_request *r) {
     struct td_serve *s = r->s;
     struct td_flow_event ev = {
@@ -179,7 +186,8 @@ static void submit(struct td_request *r) {
                    .n_prompt = (uint32_t)r->prompt.n,
                    .max_new = r->answer.params.max_new,
                    .sampling = r->answer.params.sampling,
-                   .colocate = s->config->router_colocate},
+                   .colocate = s->config->router_colocate,
+                   .whole = !r->answer.params.stream},
     };
     r->stage = TD_REQUEST_RUNNING;
     r->held = true;
@@ -208,7 +216,8 @@ static void prepared(uv_work_t *work, int status) {
         td_request_reap(s);
         return;
     }
-    if (r->error.status || check_ready(r) != TD_OK || check_length(r) != TD_OK) {
+    if (r->error.status || check_ready(r) != TD_OK || check_length(r) != TD_OK ||
+        make_room(r) != TD_OK) {
         refuse(r, &r->error, NULL);
         td_request_reap(s);
         return;

@@ -177,6 +177,7 @@ td_status td_serve_start_flow(struct td_serve *s, struct td_error *err) {
         .probe_ids = s->probe.ids,
         .probe_n = (uint32_t)s->probe.n,
         .probe_new = PROBE_NEW,
+        .eos = s->chat.eos,
     };
     struct td_link_options lo = {.epoch = s->epoch,
                                  .heartbeat_ms = (uint32_t)c->heartbeat_ms,

@@ -243,15 +243,14 @@ static struct td_msg_ledger ledger(void) {
     return l;
 }
 
-static int begin(void **state) {
-    (void)state;
+static int begin_with(uint32_t pages) {
     static const uint8_t ratio[2] = {4, 128};
-    if (td_kv_layout_init(&layout, 2, ratio, TD_KV_ROW_BF16, TD_KV_KEY_BF16, PAGES, 1, NULL) != 0)
+    if (td_kv_layout_init(&layout, 2, ratio, TD_KV_ROW_BF16, TD_KV_KEY_BF16, pages, 1, NULL) != 0)
         return -1;
     const struct td_decode_options o = {
         .epoch = ME,
         .layout = &layout,
-        .pages = PAGES,
+        .pages = pages,
         .slots = 4,
         .max_context = MAX_CONTEXT,
         .reserve_new = 100,
@@ -267,6 +266,10 @@ static int begin(void **state) {
     now = 1;
     ids_back = 0;
     return td_decode_create(&o, &machine, NULL) == TD_OK ? 0 : -1;
+}
+static int begin(void **state) {
+    (void)state;
+    return begin_with(PAGES);
 }
 static int end(void **state) {
     (void)state;

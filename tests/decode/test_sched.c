@@ -98,8 +98,53 @@ static void test_full_pool_preempts_the_youngest(void **state) {
         keep(3);
         computed(8);
     }
-    /* The older one needed the page and goes on. */
-    assert_non_null(strstr(said, "FAILED 2 PREEMPTED\nRELEASED 2\nSTEP 1280+1\n"));
+    /* The oldest needed the page and goes on; the youngest had not begun to run. */
+    assert_non_null(strstr(said, "FAILED 3 PREEMPTED\nRELEASED 3\nSTEP 1280+1 "));
+}
+
+static void test_age_is_the_requests(void **state) {
+    (void)state;
+    admit_ids(5, 1000, 600); /* 5 pages, admitted first */
+    for (int i = 0; i < 4; i++)
+        computed(8);
+    admit_ids(2, 1200, 300); /* 6 pages */
+    admit_ids(3, 10, 280);   /* the last one */
+    for (int i = 0; i < 290 && strstr(said, "FAILED") == NULL; i++)
+        computed(8);
+    /* The youngest needs a page: it was there first, but it makes room itself. */
+    assert_non_null(strstr(said, "FAILED 5 PREEMPTED\nRELEASED 5\nSTEP "));
+    assert_null(strstr(said, " 1280+1"));
+    assert_int_equal(ledger().slots_owned, 2);
+}
+
+static void test_preempted_handoff_keeps_its_pages_until_it_is_quiet(void **state) {
+    (void)state;
+    from_peer(1, hello(PREFILL));
+    admit_ids(1, 1000, 600);
+    for (int i = 0; i < 4; i++)
+        computed(8);
+    admit(2, 1750, 40); /* 7 pages: none is free */
+    assert_int_equal(ledger().pages_free, 0);
+    assert_non_null(strstr(slab(1, ticket, 0, 0, 6), "UNPACK 0+6"));
+    for (int i = 0; i < 290 && strstr(said, "FAILED") == NULL; i++) {
+        keep(2);
+        computed(8);
+    }
+    /* An unpack still writes there: the older one waits and takes no part in a step. */
+    assert_string_equal(said, "TOKENS 1 #280\nFAILED 2 PREEMPTED\npeer ABORT PREEMPTED\n");
+    assert_int_equal(ledger().pages_owned, 12);
+    assert_string_equal(unpacked(0, 1750, 0, 6), "peer CREDIT 0\nRELEASED 2\nSTEP 1280+1\n");
+}
+
+static void test_what_does_not_fit_alone_is_not_begun(void **state) {
+    (void)state;
+    end(NULL);
+    assert_int_equal(begin_with(4), 0);
+    assert_string_equal(admit_ids(1, 500, 525), "ADMITTED 1 TOO_LONG\n");
+    assert_string_equal(admit_ids(2, 500, 524), "ADMITTED 2 OK\nSTEP 0+256\n");
+    for (int i = 0; i < 530 && strstr(said, "FINISHED") == NULL; i++)
+        computed(8);
+    assert_non_null(strstr(said, "FINISHED 2 length 524"));
 }
 
 static void test_failed_step_fails_who_was_in_it(void **state) {
@@ -131,6 +176,9 @@ int main(void) {
         T(test_lease),
         T(test_cancel_waits_for_the_step),
         T(test_full_pool_preempts_the_youngest),
+        T(test_age_is_the_requests),
+        T(test_preempted_handoff_keeps_its_pages_until_it_is_quiet),
+        T(test_what_does_not_fit_alone_is_not_begun),
         T(test_failed_step_fails_who_was_in_it),
         T(test_router_down),
     };

@@ -12,14 +12,17 @@ static void choose(struct sim_options *o, uint64_t seed) {
     o->prefills = 1 + (uint32_t)sim_below(&chance, 3);
     o->decodes = 1 + (uint32_t)sim_below(&chance, 3);
     if (seed % 3 != 0) o->prefills = o->decodes = 2;
-    o->pages = sim_chance(&chance, 300) ? 24 : 64;
+    o->pages = sim_chance(&chance, 300) ? 20 : 64;
     o->slots = sim_chance(&chance, 300) ? 3 : 8;
     o->colocate_some = sim_chance(&chance, 500);
     o->cancels = sim_chance(&chance, 500) ? 200 : 0;
     o->stops = sim_chance(&chance, 500) ? 200 : 0;
     o->doubled = sim_chance(&chance, 500) ? 50 : 0;
+    if (sim_chance(&chance, 400)) { /* pools that fill up while sequences run */
+        o->reserve_new = 16;
+        o->pages = 16 + (uint32_t)sim_below(&chance, 8);
+    }
     if (seed % 5 == 0) return; /* only cancels, stops and doubles: every other request must end */
-    o->reserve_new = sim_chance(&chance, 500) ? 16 : 0;
     uint32_t *const each[] = {&o->kills, &o->freezes, &o->breaks, &o->router_restarts};
     const uint32_t most[] = {5, 5, 4, 2};
     for (size_t i = 0; i < sizeof each / sizeof each[0]; i++)
@@ -30,7 +33,7 @@ static void choose(struct sim_options *o, uint64_t seed) {
 }
 
 struct totals {
-    uint64_t steps, ended, failed, gone, tokens;
+    uint64_t steps, ended, failed, gone, tokens, preempted;
 };
 
 static bool one(uint64_t seed, bool trace, struct totals *t) {
@@ -49,6 +52,7 @@ static bool one(uint64_t seed, bool trace, struct totals *t) {
         t->tokens += s.client[i].delivered;
     }
     sim_finish(&s);
+    t->preempted += s.preempted;
     return ok;
 }
 
@@ -76,8 +80,9 @@ int main(int argc, char **argv) {
     for (uint64_t seed = from; seed < from + n && bad < 10; seed++)
         bad += !one(seed, trace, &t);
     printf("sim: %llu broken; %llu events, requests: %llu ended, %llu failed, %llu left; %llu "
-           "tokens\n",
+           "tokens; %llu preempted\n",
            (unsigned long long)bad, (unsigned long long)t.steps, (unsigned long long)t.ended,
-           (unsigned long long)t.failed, (unsigned long long)t.gone, (unsigned long long)t.tokens);
+           (unsigned long long)t.failed, (unsigned long long)t.gone, (unsigned long long)t.tokens,
+           (unsigned long long)t.preempted);
     return bad == 0 ? 0 : 1;
 }

@@ -230,13 +230,16 @@ static void make_client(struct sim *s, uint32_t i) {
     struct sim_client *c = &s->client[i];
     c->s.n_prompt = some_length(s);
     c->s.max_new = sim_chance(s, 150) ? 1 : 1 + (uint32_t)sim_below(s, 60);
-    if (sim_chance(s, 40)) c->s.max_new = 600 + (uint32_t)sim_below(s, 600); /* grows past a page */
+    if (sim_chance(s, s->o.reserve_new != 0 ? 400 : 40)) /* grows past a page */
+        c->s.max_new = 600 + (uint32_t)sim_below(s, 600);
     if (sim_chance(s, 30)) c->s.n_prompt = MAX_TOKENS;
     c->too_long = c->s.n_prompt + c->s.max_new > MAX_TOKENS;
     c->s.sampling.seed = sim_random(s);
-    c->s.sampling.ignore_eos = false;
+    /* Most answers end soon by themselves; without that a full pool would be rare. */
+    c->s.sampling.ignore_eos = c->s.max_new > 600 && sim_chance(s, 700);
+    c->s.whole = sim_chance(s, 300);
     c->s.colocate = s->o.colocate_some && sim_chance(s, 250);
-    c->ids = malloc(c->s.n_prompt * sizeof *c->ids);
+    c->ids = malloc((c->s.n_prompt + c->s.max_new) * sizeof *c->ids);
     for (uint32_t k = 0; k < c->s.n_prompt; k++)
         c->ids[k] = (int32_t)(2 + sim_below(s, 997));
     c->s.ids = c->ids;

@@ -163,6 +163,7 @@ struct sim {
     size_t n_link, cap_link;
     struct sim_put put[SIM_SLABS_MAX * SIM_WORKERS_MAX];
     struct sim_client client[SIM_CLIENTS_MAX];
+    uint64_t preempted; /* by all routers of this world */
     int32_t probe[SIM_PROBE_N];
     bool calm; /* no more faults */
     bool draining_flow;

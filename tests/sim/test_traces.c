@@ -32,7 +32,7 @@ static void submit(uint32_t n_prompt, uint32_t max_new) {
     c->s.max_new = max_new;
     c->s.sampling.seed = 3;
     c->s.sampling.ignore_eos = true;
-    c->ids = malloc(n_prompt * sizeof *c->ids);
+    c->ids = malloc((n_prompt + max_new) * sizeof *c->ids);
     for (uint32_t k = 0; k < n_prompt; k++)
         c->ids[k] = (int32_t)(2 + k % 900);
     c->s.ids = c->ids;
