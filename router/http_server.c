@@ -206,6 +206,10 @@ static void turn_away(struct td_http_server *s) {
 static void on_connection(uv_stream_t *listener, int status) {
     struct td_http_server *s = listener->data;
     if (status < 0 || s->stopping) return;
+    if (s->n_conns >= s->limits.connections + TD_HTTP_TURNED_AWAY_MAX) {
+        turn_away(s);
+        return;
+    }
     struct td_http_conn *c = calloc(1, sizeof *c);
     char *head = c ? malloc(s->limits.head_bytes + 1) : NULL;
     if (!head || uv_tcp_init(s->loop, &c->tcp) != 0) {

@@ -22,6 +22,9 @@
 struct td_http_server;
 struct td_http_conn;
 
+/* Connections beyond the limit that may be waiting for their 503; further ones are just closed. */
+enum { TD_HTTP_TURNED_AWAY_MAX = 64 };
+
 struct td_http_limits {
     size_t head_bytes;    /* request line and headers */
     size_t body_bytes;    /* request body, after removal of the chunked coding */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
@@ -132,6 +133,25 @@ static td_status name_model(struct td_serve *s, struct td_error *err) {
     return TD_OK;
 }
 
+/* Clients never get the last descriptors: a worker whose link found none could not come back for as
+ * long as they hold on. */
+static uint32_t connections_max(const struct td_config *c) {
+    /* Beside: links, also of workers being replaced, and what the process opens itself. */
+    enum { BESIDE = 256, FEWEST = 16 };
+    /* Room for people who watch, beside the requests that may be in flight. */
+    rlim_t want = 4 * c->router_max_requests + 64, need = want + TD_HTTP_TURNED_AWAY_MAX + BESIDE;
+    struct rlimit l;
+    if (getrlimit(RLIMIT_NOFILE, &l) != 0 || l.rlim_cur >= need) return (uint32_t)want;
+    l.rlim_cur = need < l.rlim_max ? need : l.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &l); /* what holds then is asked for */
+    if (getrlimit(RLIMIT_NOFILE, &l) != 0 || l.rlim_cur >= need) return (uint32_t)want;
+    rlim_t beside = need - want;
+    want = l.rlim_cur > beside + FEWEST ? l.rlim_cur - beside : FEWEST;
+    td_warn("%llu open files allow %llu connections of clients", (unsigned long long)l.rlim_cur,
+            (unsigned long long)want);
+    return (uint32_t)want;
+}
+
 static td_status start(struct td_serve *s, struct td_error *err) {
     struct td_http_limits limits;
     struct td_http_handler handler = {
@@ -146,8 +166,7 @@ static td_status start(struct td_serve *s, struct td_error *err) {
         return td_fail(err, TD_IO, "no random numbers from the system");
     td_http_limits_defaults(&limits);
     limits.body_bytes = s->config->router_max_body;
-    /* Room for people who watch, beside the requests that may be in flight. */
-    limits.connections = (uint32_t)(4 * s->config->router_max_requests + 64);
+    limits.connections = connections_max(s->config);
     TD_TRY(td_http_server_create(s->loop, &limits, &handler, &s->http, err));
     TD_TRY(td_http_server_listen(s->http, s->config->router_listen, err));
     if (td_timer_create(s->loop, on_tick, s, &s->tick) != TD_OK)

@@ -9,6 +9,7 @@ import json
 import pathlib
 import random
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -31,7 +32,7 @@ MAX_BODY = 1 << 20
 class Setup:
     """One router with its workers."""
 
-    def __init__(self, workers=True, **settings):
+    def __init__(self, workers=True, files=None, **settings):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="td-", dir="/tmp"))
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
@@ -45,7 +46,9 @@ class Setup:
         values.update({k.replace("__", "."): v for k, v in settings.items()})
         self.log = open(self.dir / "router.log", "wb")
         args = [a for k, v in values.items() for a in ("--set", f"{k}={v}")]
-        self.router = subprocess.Popen([ROUTER, *args], stdout=self.log, stderr=self.log)
+        limit = (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))) if files else None
+        self.router = subprocess.Popen([ROUTER, *args], stdout=self.log, stderr=self.log,
+                                       preexec_fn=limit)
         self.fake = None
         self.api = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=60)
         if workers:
@@ -621,6 +624,23 @@ def test_pages(s):
 
 
 # ---- other settings: a router of their own ----
+
+def own_few_descriptors():
+    """Clients that only hold connections do not keep workers out."""
+    s = Setup(workers=False, files=400)
+    try:
+        s.wait("loaded", lambda: "decode worker" in s.get("/ready")[2])
+        assert "400 open files allow 80 connections" in s.logs()
+        held = [s.connect() for _ in range(500)]
+        s.start_workers()
+        s.wait("the workers' links", lambda: s.logs().count(" is up: epoch ") == 2, 10)
+        for c in held:
+            c.close()
+        s.wait_ready()
+        assert chat(s, "now").choices[0].message.content == "now"
+    finally:
+        s.stop()
+
 
 def own_no_workers():
     s = Setup(workers=False)
