@@ -274,11 +274,10 @@ static td_status check_step(struct td_engine *e, const struct td_run *runs, uint
     if (total > e->o.max_tokens)
         return td_fail(err, TD_INVALID, "step: expected at most %u tokens, found %llu",
                        e->o.max_tokens, (unsigned long long)total);
-    if (capture && capture->every_token) wanted = (uint32_t)total;
     if (capture && (capture->runs < wanted || capture->topk != e->o.index_topk ||
                     capture->csa_layers != e->layout.csa_layers))
         return td_fail(err, TD_INVALID,
-                       "capture: expected room for %u records, %u layers and top-k "
+                       "capture: expected room for %u runs, %u layers and top-k "
                        "%u, found %u, %u and %u",
                        wanted, e->layout.csa_layers, e->o.index_topk, capture->runs,
                        capture->csa_layers, capture->topk);
@@ -315,7 +314,6 @@ td_status td_engine_step(struct td_engine *e, const struct td_run *runs, uint32_
     TD_TRY(check_step(e, runs, n_runs, capture, err));
     fill_batch(e, runs, n_runs);
     e->f.capture = capture ? capture->entries : NULL;
-    e->f.capture_all = capture && capture->every_token;
     td_forward_step(&e->f);
     if (ret_logits) *ret_logits = e->f.s.logits;
     return TD_OK;

@@ -64,13 +64,10 @@ struct td_run {
     bool want_logits;      /* of the run's last token */
 };
 
-/* Optional record of what the indexer chose: for the last token of each run with want_logits, or,
- * with every_token, for every token of the step in its order. */
+/* Optional record of what the indexer chose, for the last token of each run with want_logits. */
 struct td_capture {
-    uint32_t runs; /* records there is room for */
-    uint32_t csa_layers, topk;
+    uint32_t runs, csa_layers, topk;
     int32_t *entries; /* [runs][csa_layers][topk], ascending, -1 = none; caller-owned */
-    bool every_token;
 };
 
 /* Runs one step. *ret_logits points at [runs that want logits][vocab] fp32 in run order, valid

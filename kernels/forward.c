@@ -185,15 +185,12 @@ static void combine(const struct td_forward *f) {
        .hidden = c->hidden, .experts = c->experts, .shards = c->o_groups);
 }
 
-/* What the indexer chose for the wanted rows, or all, before the next layer overwrites it. */
+/* What the indexer chose for the wanted rows, before the next layer overwrites it. */
 static void capture(const struct td_forward *f, uint32_t layer) {
     const struct td_kv_layout *kv = f->batch.kv;
-    uint32_t rows = f->capture_all ? f->batch.n : f->wanted;
-    for (uint32_t i = 0; i < rows; i++) {
-        uint32_t row = f->capture_all ? i : f->want[i];
+    for (uint32_t i = 0; i < f->wanted; i++)
         memcpy(f->capture + ((size_t)i * kv->csa_layers + kv->csa_index[layer]) * f->topk,
-               f->s.selected + (size_t)row * f->topk, f->topk * sizeof *f->capture);
-    }
+               f->s.selected + (size_t)f->want[i] * f->topk, f->topk * sizeof *f->capture);
 }
 
 static void logits(const struct td_forward *f) {

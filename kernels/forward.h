@@ -59,8 +59,7 @@ struct td_forward {
     const int32_t *ids;   /* [n] */
     const uint32_t *want; /* [wanted] rows whose logits are wanted */
     uint32_t wanted;
-    int32_t *capture; /* [wanted, or n with capture_all, csa_layers, topk] or NULL */
-    bool capture_all;
+    int32_t *capture; /* [wanted, csa_layers, topk] or NULL */
 };
 
 /* Counts (base NULL) or hands out the buffers for up to max_rows rows and max_wanted logit rows. */

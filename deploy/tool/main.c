@@ -17,6 +17,7 @@ static const struct {
     {"resume", td_cmd_resume, "give it work again"},
     {"logs", td_cmd_logs, "show the log of one role or of all"},
     {"needle", td_cmd_needle, "does the cluster find facts hidden in long prompts?"},
+    {"index-diff", td_cmd_index_diff, "which entries the indexer chooses, by type of stored key"},
     {"golden", td_cmd_golden, "run recorded results through the engine and compare"},
     {"tokenize", td_cmd_tokenize, "text to token ids and back"},
 };

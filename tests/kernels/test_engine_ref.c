@@ -141,45 +141,12 @@ static void numerics_ids_differ(void **state) {
     }
 }
 
-/* A record of every token holds what records of last tokens hold. */
-static void capture_of_every_token(void **state) {
-    (void)state;
-    enum { TOKENS = 300, STEP = 75 };
-    struct td_engine_options o = td_test_options();
-    struct td_engine *e = td_test_engine(&o);
-    uint32_t layers = td_engine_layout(e)->csa_layers, k = o.index_topk,
-             pages[TD_TEST_PAGES] = {0, 1};
-    int32_t *ids = td_test_ids(TOKENS), *all = td_test_bytes((size_t)TOKENS * layers * k * 4);
-    int32_t *one = td_test_bytes((size_t)layers * k * 4);
-    struct td_capture every = {STEP, layers, k, all, true}, last = {1, layers, k, one, false};
-    struct td_error err = {0};
-    for (uint32_t pos = 0; pos < TOKENS; pos += STEP) {
-        struct td_run run = {.pos = pos, .n = STEP, .ids = ids + pos, .pages = pages};
-        every.entries = all + (size_t)pos * layers * k;
-        assert_int_equal(td_engine_step(e, &run, 1, NULL, &every, &err), TD_OK);
-    }
-    every.runs--;
-    struct td_run whole = {.n = STEP, .ids = ids, .pages = pages};
-    assert_int_equal(td_engine_step(e, &whole, 1, NULL, &every, &err), TD_INVALID);
-    for (uint32_t pos = 0; pos < TOKENS; pos++) {
-        struct td_run run = {
-            .pos = pos, .n = 1, .ids = ids + pos, .pages = pages, .want_logits = true};
-        assert_int_equal(td_engine_step(e, &run, 1, NULL, &last, &err), TD_OK);
-        td_test_same("record", one, all + (size_t)pos * layers * k, (size_t)layers * k * 4);
-    }
-    free(one);
-    free(all);
-    free(ids);
-    td_engine_destroy(e);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fp8_rows_lose_nothing),
         cmocka_unit_test(fp4_keys_lose_nothing_after_sim4),
         cmocka_unit_test(forced_ops),
         cmocka_unit_test(numerics_ids_differ),
-        cmocka_unit_test(capture_of_every_token),
     };
     return cmocka_run_group_tests(tests, td_test_seed, NULL);
 }
