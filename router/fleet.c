@@ -53,7 +53,7 @@ static td_status check_model(const struct td_fleet *f, const struct td_msg_hello
                       h->model);
     for (uint32_t i = 0; i < f->o.max_workers; i++) {
         const struct td_fleet_worker *w = &f->worker[i];
-        if (w->epoch == 0 || strcmp(w->name, h->name) == 0) continue;
+        if (w->epoch == 0) continue;
         if (strcmp(w->model, h->model) != 0)
             return refuse(text, TD_MISMATCH, "%s: model: expected %s as on %s, found %s", h->name,
                           w->model, w->name, h->model);
@@ -89,9 +89,15 @@ td_status td_fleet_check(const struct td_fleet *f, const struct td_msg_hello *h,
     if (find(f, h->epoch) != UINT32_MAX)
         return refuse(text, TD_BUSY, "%s: epoch %016llx is still connected", h->name,
                       (unsigned long long)h->epoch);
+    /* Not taken over: two processes of one name would throw each other out for ever. One that hangs
+     * is lost by its silence, and whoever was refused dials again. */
+    for (uint32_t i = 0; i < f->o.max_workers; i++)
+        if (f->worker[i].epoch != 0 && strcmp(f->worker[i].name, h->name) == 0)
+            return refuse(text, TD_BUSY, "%s: process %llu has this name and is connected", h->name,
+                          (unsigned long long)f->worker[i].pid);
     TD_TRY(check_model(f, h, text));
     for (uint32_t i = 0; i < f->o.max_workers; i++)
-        if (f->worker[i].epoch == 0 || strcmp(f->worker[i].name, h->name) == 0) return TD_OK;
+        if (f->worker[i].epoch == 0) return TD_OK;
     return refuse(text, TD_BUSY, "%s: the fleet is full with %u workers", h->name,
                   f->o.max_workers);
 }

@@ -67,8 +67,8 @@ void td_fleet_init(struct td_fleet *f, const struct td_fleet_options *o);
 /* ---- joining and leaving ---- */
 
 /* May this worker join? OK, or a status with a sentence in `text`: version; no epoch or name; epoch
- * already connected; model, fingerprint or numerics other than the fleet's; the table is full.
- * Changes nothing. */
+ * or name already connected; model, fingerprint or numerics other than the fleet's; the table is
+ * full. Changes nothing. */
 td_status td_fleet_check(const struct td_fleet *f, const struct td_msg_hello *h,
                          char text[TD_TEXT_MAX]);
 /* After td_fleet_check said OK. *ret_replaced: epoch of the older process of this name, which has

@@ -642,6 +642,26 @@ def own_few_descriptors():
         s.stop()
 
 
+def own_workers_twice():
+    """Workers started a second time by mistake wait; those that serve go on, and are followed."""
+    s = Setup()
+    log = (s.dir / "router.log").read_text
+    try:
+        first, s.fake = s.fake, None
+        s.start_workers()
+        s.wait("both refusals", lambda: log().count("has this name and is connected") >= 2)
+        for i in range(20):
+            assert chat(s, f"answer {i}").choices[0].message.content == f"answer {i}"
+        assert "is lost" not in log()
+        first.terminate()
+        assert first.wait(20) == 0
+        s.wait("the second ones", lambda: log().count(" is up: epoch ") == 4)
+        s.wait_ready()
+        assert chat(s, "after").choices[0].message.content == "after"
+    finally:
+        s.stop()
+
+
 def own_no_workers():
     s = Setup(workers=False)
     s.wait("http", lambda: s.get("/health")[0] == 200)

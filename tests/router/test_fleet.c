@@ -87,10 +87,13 @@ static void test_hello(void **state) {
     assert_refused(hello(TD_ROLE_DECODE, "late", 7), TD_BUSY, "full with 6");
 }
 
-static void test_newer_process_replaces_older(void **state) {
+static void test_one_process_of_a_name(void **state) {
     (void)state;
     four();
-    assert_int_equal(join(TD_ROLE_PREFILL, "p0", 11), 1);
+    /* The older one is alive: thrown out, it would dial again and throw out the newer one. */
+    assert_refused(hello(TD_ROLE_PREFILL, "p0", 11), TD_BUSY, "is connected");
+    td_fleet_leave(&fleet, 1);
+    assert_int_equal(join(TD_ROLE_PREFILL, "p0", 11), 0);
     assert_null(td_fleet_find(&fleet, 1));
     assert_non_null(td_fleet_find(&fleet, 11));
     struct td_pair pair;
@@ -178,7 +181,7 @@ static void test_limits_and_readiness(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hello),
-        cmocka_unit_test(test_newer_process_replaces_older),
+        cmocka_unit_test(test_one_process_of_a_name),
         cmocka_unit_test(test_least_outstanding_tokens),
         cmocka_unit_test(test_busy_draining_cooling),
         cmocka_unit_test(test_limits_and_readiness),
