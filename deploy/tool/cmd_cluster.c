@@ -1,21 +1,14 @@
 /* `tandem up | down | status`: a local cluster from one configuration file, without systemd. */
 #include <curl/curl.h>
-#include <errno.h>
 #include <getopt.h>
-#include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "common/base/clock.h"
 #include "deploy/tool/client.h"
-#include "deploy/tool/procs.h"
+#include "deploy/tool/local.h"
 #include "deploy/tool/tool.h"
 
 static const char up_help[] =
@@ -93,95 +86,9 @@ static int failed(const char *command, const struct td_error *err) {
     return TD_EXIT_FAILED;
 }
 
-static td_status load(const char *path, struct td_config *c, struct td_procs *p,
-                      struct td_error *err) {
-    td_config_defaults(c);
-    TD_TRY(td_config_load(c, path, "router", "", err));
-    td_procs_init(p, c);
-    return TD_OK;
-}
-
-static td_status prepare_run_dir(const char *dir, struct td_error *err) {
-    struct sockaddr_un limit;
-    if (strlen(dir) + sizeof "/router.sock" > sizeof limit.sun_path)
-        return td_fail(err, TD_CONFIG,
-                       "run_dir %s: expected at most %zu bytes, since sockets are made in it", dir,
-                       sizeof limit.sun_path - sizeof "/router.sock");
-    if (mkdir(dir, 0750) != 0 && errno != EEXIST)
-        return td_fail(err, TD_IO, "run_dir %s: %s", dir, strerror(errno));
-    return TD_OK;
-}
-
-/* Last non-empty line of a log: there a role says why it ended. */
-static void print_last_line(const char *path) {
-    char line[2048], last[2048] = "";
-    FILE *f = fopen(path, "re");
-    if (!f) return;
-    while (fgets(line, sizeof line, f))
-        if (line[0] != '\n') memcpy(last, line, sizeof last);
-    fclose(f);
-    fprintf(stderr, "  %s", last);
-}
-
-/* Polls /ready until 200; a role that ended is the better news, so look for that too. */
-static td_status wait_ready(const struct td_procs *p, const char *url, long timeout_s,
-                            struct td_error *err) {
-    uint64_t until = td_now_ns() + (uint64_t)timeout_s * 1000000000u;
-    char why[300] = "no answer yet";
-    for (;;) {
-        for (int i = 0; i < p->n; i++) {
-            while (waitpid(-1, NULL, WNOHANG) > 0) {
-            }
-            if (td_proc_pid(p, i) == 0) {
-                char log[600];
-                td_proc_log(p, i, log, sizeof log);
-                print_last_line(log);
-                return td_fail(err, TD_INTERNAL, "%s ended while starting; its log is %s",
-                               p->proc[i].name, log);
-            }
-        }
-        json_t *j = NULL;
-        long http = 0;
-        struct td_error ignored;
-        if (td_client_get(url, "/ready", 2000, &j, &http, &ignored) == TD_OK) {
-            const char *m =
-                json_string_value(json_object_get(json_object_get(j, "error"), "message"));
-            if (m) snprintf(why, sizeof why, "%s", m);
-            json_decref(j);
-            if (http == 200) return TD_OK;
-        }
-        if (td_now_ns() > until)
-            return td_fail(err, TD_TIMEOUT, "%s not ready after %ld s: %s", url, timeout_s, why);
-        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
-    }
-}
-
-static void stop_all(const struct td_procs *p) {
-    for (int i = p->n - 1; i >= 0; i--)
-        if (td_proc_stop(p, i, TD_STOP_GRACE_MS))
-            fprintf(stderr, "%s did not end and was killed\n", p->proc[i].name);
-}
-
-/* A router of another cluster, or of the systemd units, would answer in place of ours. */
-static bool address_is_taken(const char *url) {
-    struct td_error ignored;
-    json_t *j = NULL;
-    long http;
-    bool taken = td_client_get(url, "/health", 2000, &j, &http, &ignored) != TD_UNREACHABLE;
-    json_decref(j);
-    if (taken)
-        fprintf(
-            stderr,
-            "tandem up: something answers at %s already, and this configuration's processes are "
-            "not running by pid files: another cluster, or the systemd units?\n",
-            url);
-    return taken;
-}
-
 int td_cmd_up(int argc, char **argv) {
     struct options o = {0};
-    struct td_config c;
-    struct td_procs p;
+    struct td_local l;
     struct td_error err = {.text = ""};
     int code = parse(argc, argv, up_help, &o);
     if (code >= 0) return code;
@@ -190,41 +97,20 @@ int td_cmd_up(int argc, char **argv) {
         return TD_EXIT_USAGE;
     }
     uint64_t start = td_now_ns();
-    if (load(o.config, &c, &p, &err) != TD_OK || prepare_run_dir(p.run_dir, &err) != TD_OK)
-        return failed("up", &err);
-    for (int i = 0; i < p.n; i++)
-        if (td_proc_pid(&p, i)) {
-            fprintf(stderr,
-                    "tandem up: %s already runs (pid %d); `tandem down --config %s` stops it\n",
-                    p.proc[i].name, (int)td_proc_pid(&p, i), o.config);
-            return TD_EXIT_FAILED;
-        }
-    char url[TD_CONFIG_STRING_MAX + 16];
-    snprintf(url, sizeof url, "http://%s", c.router_listen);
     curl_global_init(CURL_GLOBAL_DEFAULT);
-    if (address_is_taken(url)) {
-        curl_global_cleanup();
-        return TD_EXIT_FAILED;
-    }
-    td_status st = TD_OK;
-    for (int i = 0; st == TD_OK && i < p.n; i++)
-        st = td_proc_start(&p, i, o.config, &err);
-    if (st == TD_OK) st = wait_ready(&p, url, o.timeout_s, &err);
+    td_status st = td_local_load(&l, o.config, &err);
+    if (st == TD_OK) st = td_local_up(&l, o.timeout_s, &err);
     curl_global_cleanup();
-    if (st != TD_OK) {
-        stop_all(&p);
-        return failed("up", &err);
-    }
+    if (st != TD_OK) return failed("up", &err);
     printf("ready after %.1f s: %s, %d prefill, %d decode; logs in %s\n",
-           (double)(td_now_ns() - start) / 1e9, url, (int)c.cluster_prefill, (int)c.cluster_decode,
-           p.run_dir);
+           (double)(td_now_ns() - start) / 1e9, l.url, (int)l.config.cluster_prefill,
+           (int)l.config.cluster_decode, l.procs.run_dir);
     return TD_EXIT_OK;
 }
 
 int td_cmd_down(int argc, char **argv) {
     struct options o = {0};
-    struct td_config c;
-    struct td_procs p;
+    struct td_local l;
     struct td_error err = {.text = ""};
     int code = parse(argc, argv, down_help, &o);
     if (code >= 0) return code;
@@ -232,12 +118,10 @@ int td_cmd_down(int argc, char **argv) {
         fputs(down_help, stderr);
         return TD_EXIT_USAGE;
     }
-    if (load(o.config, &c, &p, &err) != TD_OK) return failed("down", &err);
-    int running = 0;
-    for (int i = 0; i < p.n; i++)
-        running += td_proc_pid(&p, i) != 0;
-    stop_all(&p);
-    printf("%d processes stopped\n", running);
+    if (td_local_load(&l, o.config, &err) != TD_OK) return failed("down", &err);
+    int killed, stopped = td_local_down(&l, &killed);
+    printf("%d processes stopped\n", stopped);
+    if (killed) fprintf(stderr, "%d of them did not end in time and were killed\n", killed);
     return TD_EXIT_OK;
 }
 
@@ -298,18 +182,12 @@ static bool print_status(const json_t *cluster, const struct options *o, const c
 
 int td_cmd_status(int argc, char **argv) {
     struct options o = {0};
-    struct td_config c;
-    struct td_procs p;
+    struct td_local l;
     struct td_error err = {.text = ""};
-    char url[TD_CONFIG_STRING_MAX + 16];
     int code = parse(argc, argv, status_help, &o);
     if (code >= 0) return code;
-    if (o.url)
-        snprintf(url, sizeof url, "%s", o.url);
-    else if (load(o.config, &c, &p, &err) == TD_OK)
-        snprintf(url, sizeof url, "http://%s", c.router_listen);
-    else
-        return failed("status", &err);
+    if (!o.url && td_local_load(&l, o.config, &err) != TD_OK) return failed("status", &err);
+    const char *url = o.url ? o.url : l.url;
     curl_global_init(CURL_GLOBAL_DEFAULT);
     json_t *cluster = NULL, *ready = NULL;
     long http = 0, ready_http = 0;
