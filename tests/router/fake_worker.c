@@ -104,13 +104,18 @@ static void make_answer(struct job *j, const int32_t *ids, uint32_t n) {
     for (uint32_t i = n; i > from; i--)
         if (ids[i - 1] == chat.assistant) to = i - 1;
     if (td_ids_append(&user, ids + from, to - from) != TD_OK) abort();
-    if (n > 0 && ids[n - 1] == chat.think)
+    /* Behind the assistant's two marks stands what an earlier attempt has said. */
+    uint32_t begin = n - to < 2 ? n : to + 2;
+    if (to < begin && ids[begin - 1] == chat.think)
         think(j, &user);
     else if (td_ids_append(&j->answer, user.ids, user.n) != TD_OK)
         abort();
     td_ids_free(&user);
     if (td_ids_push(&j->answer, chat.eos) != TD_OK) abort();
     read_word(j);
+    size_t said = n - begin < j->answer.n ? n - begin : j->answer.n - 1;
+    j->answer.n -= said;
+    memmove(j->answer.ids, j->answer.ids + said, j->answer.n * sizeof j->answer.ids[0]);
 }
 
 static struct td_token token(const struct job *j, uint32_t i) {
