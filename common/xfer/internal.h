@@ -22,6 +22,8 @@ enum {
     TD_XFER_INBOX = 64,
     /* UCX unmaps a closed endpoint's memory from progress, a call or two later. */
     TD_XFER_CLOSE_ROUNDS = 3,
+    TD_XFER_MADE_MAX = 256, /* addresses whose endpoints are counted (pairing.c) */
+    TD_XFER_CATCH_UP_MAX = 16,
 };
 _Static_assert(TD_XFER_PER_LINK *TD_XFER_PEERS_MAX <= TD_XFER_FIFO, "FIFOs cannot fill");
 _Static_assert(TD_XFER_WINDOW - (TD_XFER_ACK_EVERY - 1) >= TD_XFER_FRAGMENTS_MAX,
@@ -48,7 +50,8 @@ enum td_xfer_state { TD_XFER_OPEN, TD_XFER_LOST, TD_XFER_CLOSING };
 struct td_xfer_peer {
     struct td_xfer *x;
     struct td_link link; /* in x->peers */
-    uint64_t id;         /* of the link */
+    uint64_t id;         /* of the link; 0: not one, closing since it was made (pairing.c) */
+    uint32_t made;       /* endpoints towards the same address before this one */
     ucp_ep_h ep;
     void *user;
     enum td_xfer_state state;
@@ -82,6 +85,12 @@ struct td_xfer_inbound {
     size_t len;
 };
 
+struct td_xfer_made {
+    uint64_t address_sum; /* of the envelope */
+    uint64_t used;        /* 0: never */
+    uint32_t count;
+};
+
 struct td_xfer {
     struct td_xfer_options options;
     ucp_context_h context;
@@ -89,6 +98,8 @@ struct td_xfer {
     int fd;
     uint8_t address[TD_XFER_ADDRESS_MAX];
     size_t address_len;
+    struct td_xfer_made made[TD_XFER_MADE_MAX];
+    uint64_t made_clock;
     struct td_link peers, regions;
     struct td_link done; /* requests UCX has finished, to be delivered */
     struct td_xfer_inbound inbox[TD_XFER_INBOX];
@@ -129,7 +140,8 @@ td_status td_xfer_from_ucs(ucs_status_t s);
 /* peer.c */
 struct td_xfer_peer *td_xfer_peer_find(const struct td_xfer *x, uint64_t id);
 /* A connector's HELLO came in. */
-void td_xfer_peer_accept(struct td_xfer *x, uint64_t id, const void *address, size_t len);
+void td_xfer_peer_accept(struct td_xfer *x, const struct td_xfer_head *hello, const void *address,
+                         size_t len);
 /* Marks an open link as lost; on_lost follows from the next sweep. */
 void td_xfer_peer_fail(struct td_xfer_peer *peer, td_status why, const char *sentence);
 /* Reports losses, finishes closes; returns the number of callbacks run. */
@@ -137,6 +149,12 @@ unsigned td_xfer_peers_sweep(struct td_xfer *x);
 /* Gives back what a closed peer still holds of UCX, while the worker lives. */
 void td_xfer_peer_settle(struct td_xfer_peer *peer);
 void td_xfer_peer_free(struct td_xfer_peer *peer);
+
+/* pairing.c; `address` is unsealed */
+/* The number of the endpoint that is made now. */
+uint32_t td_xfer_made_next(struct td_xfer *x, const void *address);
+/* How many endpoints to make and close before the next one is number `theirs`. */
+uint32_t td_xfer_made_behind(struct td_xfer *x, const void *address, uint32_t theirs);
 
 /* message.c */
 TD_MUST_USE td_status td_xfer_message_start(struct td_xfer *x, struct td_error *err);

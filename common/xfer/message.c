@@ -18,7 +18,8 @@ static void fill_head(struct td_xfer_peer *peer, struct td_xfer_head *head,
                                   .version = TD_XFER_VERSION,
                                   .kind = (uint8_t)kind,
                                   .link = peer->id,
-                                  .acked = peer->received};
+                                  .acked = peer->received,
+                                  .made = peer->made};
     peer->received_acked = peer->received;
 }
 
@@ -227,7 +228,7 @@ static void deliver_data(struct td_xfer *x, struct td_xfer_peer *peer,
 static void deliver(struct td_xfer *x, const struct td_xfer_inbound *in) {
     const struct td_xfer_head *h = &in->head;
     if (h->kind == TD_XFER_HELLO) {
-        td_xfer_peer_accept(x, h->link, in->data, in->len);
+        td_xfer_peer_accept(x, h, in->data, in->len);
         return;
     }
     struct td_xfer_peer *peer = td_xfer_peer_find(x, h->link);
@@ -249,7 +250,7 @@ static void deliver(struct td_xfer *x, const struct td_xfer_inbound *in) {
 /* What was consumed and not told by a message meanwhile. Not in deliver(): its peer may be closed
  * by the callback, and one acknowledgement serves a burst. */
 static void acknowledge(struct td_xfer *x) {
-    TD_LIST_EACH(&x->peers, it) {
+    TD_LIST_EACH (&x->peers, it) {
         struct td_xfer_peer *peer = TD_CONTAINER(it, struct td_xfer_peer, link);
         if (ack_is_due(peer)) td_xfer_note_send(&peer->ack, TD_XFER_ACK, NULL, 0);
     }

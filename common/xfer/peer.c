@@ -25,7 +25,7 @@ void td_xfer_peer_fail(struct td_xfer_peer *peer, td_status why, const char *sen
 }
 
 struct td_xfer_peer *td_xfer_peer_find(const struct td_xfer *x, uint64_t id) {
-    TD_LIST_EACH(&x->peers, it) {
+    TD_LIST_EACH (&x->peers, it) {
         struct td_xfer_peer *peer = TD_CONTAINER(it, struct td_xfer_peer, link);
         if (peer->id == id) return peer;
     }
@@ -61,6 +61,7 @@ static td_status create_endpoint(struct td_xfer_peer *peer, const void *ucx_addr
                               .err_mode = UCP_ERR_HANDLING_MODE_PEER,
                               .err_handler = {.cb = on_endpoint_error, .arg = peer}};
     td_xfer_ucx_forget();
+    peer->made = td_xfer_made_next(peer->x, ucx_address);
     ucs_status_t s = ucp_ep_create(peer->x->worker, &params, &peer->ep);
     if (s != UCS_OK)
         return td_fail(err, TD_UNREACHABLE, "process %u: no link to it: %s. %s", e.origin.pid,
@@ -89,6 +90,13 @@ static struct td_xfer_peer *new_peer(struct td_xfer *x, uint64_t id) {
     return peer;
 }
 
+/* Nobody hears of it, neither the upper layer nor the other side. */
+static void discard(struct td_xfer_peer *peer) {
+    peer->refused = true;
+    peer->said_bye = true;
+    td_xfer_peer_close(peer);
+}
+
 /* Both ways to a peer end here: endpoint, then its lanes checked. */
 static td_status open_peer(struct td_xfer *x, uint64_t id, const void *address, size_t len,
                            struct td_xfer_peer **ret_peer, struct td_error *err) {
@@ -108,9 +116,7 @@ static td_status open_peer(struct td_xfer *x, uint64_t id, const void *address, 
     *ret_peer = peer;
     return TD_OK;
 close_peer:
-    peer->refused = true;
-    peer->said_bye = true;
-    td_xfer_peer_close(peer);
+    discard(peer);
     return st;
 free_peer:
     td_xfer_peer_free(peer);
@@ -134,15 +140,30 @@ td_status td_xfer_connect(struct td_xfer *x, const void *address, size_t len,
     return TD_OK;
 }
 
-void td_xfer_peer_accept(struct td_xfer *x, uint64_t id, const void *address, size_t len) {
+/* Makes up for greetings that were never seen; what fails now fails for the link as well. */
+static void catch_up(struct td_xfer *x, uint32_t theirs, const void *address, size_t len) {
+    struct td_xfer_envelope e;
+    struct td_xfer_peer *peer = NULL;
+    if (td_xfer_unseal(address, len, TD_XFER_ADDRESS_MAGIC, "transfer address", &e, NULL) != TD_OK)
+        return;
+    for (uint32_t n = td_xfer_made_behind(x, address, theirs); n > 0; n--) {
+        if (open_peer(x, 0, address, len, &peer, NULL) != TD_OK) return;
+        discard(peer);
+    }
+}
+
+void td_xfer_peer_accept(struct td_xfer *x, const struct td_xfer_head *hello, const void *address,
+                         size_t len) {
+    uint64_t id = hello->link;
     /* A full house still opens the link, to say no. Twice the limit bounds that as well. */
-    if (td_xfer_peer_find(x, id) || x->counts.peers >= 2 * x->options.max_peers) {
+    if (id == 0 || td_xfer_peer_find(x, id) || x->counts.peers >= 2 * x->options.max_peers) {
         x->counts.stale_dropped++;
         return;
     }
     bool full = x->counts.peers >= x->options.max_peers;
-    struct td_xfer_peer *peer;
+    struct td_xfer_peer *peer = NULL;
     struct td_error err;
+    catch_up(x, hello->made, address, len);
     td_status st = open_peer(x, id, address, len, &peer, &err);
     if (st != TD_OK) {
         /* Whoever greeted is gone already, or sent bytes nobody can answer. */
@@ -207,7 +228,7 @@ unsigned td_xfer_peers_sweep(struct td_xfer *x) {
     bool again = true;
     while (again) {
         again = false;
-        TD_LIST_EACH(&x->peers, it) {
+        TD_LIST_EACH (&x->peers, it) {
             if (!sweep_one(x, TD_CONTAINER(it, struct td_xfer_peer, link))) continue;
             n++;
             again = true;
@@ -215,7 +236,7 @@ unsigned td_xfer_peers_sweep(struct td_xfer *x) {
         }
     }
     x->attention = false;
-    TD_LIST_EACH(&x->peers, it) {
+    TD_LIST_EACH (&x->peers, it) {
         const struct td_xfer_peer *peer = TD_CONTAINER(it, struct td_xfer_peer, link);
         if (peer->lost_due || peer->state == TD_XFER_CLOSING) x->attention = true;
     }

@@ -12,7 +12,7 @@
 enum {
     /* Also stands for UCX's FIFO figures (env.c), which both sides of a link must share: a sender
      * maps the receiver's FIFO by its own. Raise it when they change. */
-    TD_XFER_VERSION = 1,
+    TD_XFER_VERSION = 2,
     /* One fragment is one element of the receiver's FIFO (8256 bytes less UCX's and our heads). */
     TD_XFER_FRAGMENT = 8000,
     TD_XFER_FRAGMENTS_MAX = 9, /* 65536 / 8000 rounded up */
@@ -37,7 +37,7 @@ struct td_xfer_head {
     uint32_t sequence;           /* DATA: counts fragments of this direction */
     uint32_t acked;              /* fragments of the other direction that were consumed */
     uint32_t bytes;              /* DATA: of the whole message */
-    uint32_t reserved;
+    uint32_t made;               /* HELLO: endpoints made towards the receiver before this one */
 };
 _Static_assert(sizeof(struct td_xfer_head) == 32, "no padding on the wire");
 

@@ -286,6 +286,29 @@ static void test_stopped_receiver(void **state) {
     send_slab(9, SLAB);
 }
 
+/* Links that came and went while the receiver was stopped do not spoil later ones: those live past
+ * UCX's keep-alive, which ends what is joined with a dead endpoint. */
+static void test_links_while_stopped(void **state) {
+    (void)state;
+    enum { LINKS = 3, KEEP_ALIVES_MS = 2500 };
+    (void)ask((struct order){.op = OP_HELLO});
+    td_xfer_remote_close(remote);
+    close_and_check();
+    kill(r.pid, SIGSTOP);
+    for (int i = 0; i < LINKS; i++) {
+        end_connect(&a, r.address, r.address_len);
+        a.closed = 0;
+        close_and_check();
+    }
+    kill(r.pid, SIGCONT);
+    end_connect(&a, r.address, r.address_len);
+    remote = open_remote();
+    (void)ask((struct order){.op = OP_HELLO});
+    a.lost = 0;
+    assert_false(ends_run(ends, 1, lost, NULL, KEEP_ALIVES_MS));
+    send_slab(11, 0);
+}
+
 static void test_restarted_receiver(void **state) {
     (void)state;
     send_slab(2, 0);
@@ -397,6 +420,7 @@ int main(int argc, char **argv) {
         CASE(test_killed_while_idle),
         CASE(test_closed_while_dead_and_unnoticed),
         CASE(test_stopped_receiver),
+        CASE(test_links_while_stopped),
         CASE(test_killed_sender),
         CASE(test_restarted_receiver),
         CASE(test_many_restarts_leave_nothing),
