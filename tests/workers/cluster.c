@@ -13,7 +13,7 @@
 #include "common/io/loop.h"
 #include "common/kv/checksum.h"
 
-enum { ROUTER_EPOCH = 4711, LOG_TAIL = 2500, KEEP_MS = 500 };
+enum { ROUTER_EPOCH = 4711, LOG_TAIL = 2500, KEEP_MS = 500, SILENCE_MS = 20000 };
 
 /* ---- the router's side ---- */
 
@@ -116,7 +116,8 @@ static const struct td_link_events events = {.on_up = on_up, .on_msg = on_msg, .
 
 void cluster_serve(struct cluster *c) {
     char path[100];
-    struct td_link_options o = {.epoch = ROUTER_EPOCH, .heartbeat_ms = 50, .peer_timeout_ms = 5000};
+    struct td_link_options o = {
+        .epoch = ROUTER_EPOCH, .heartbeat_ms = 50, .peer_timeout_ms = SILENCE_MS};
     struct td_error err = {0};
     snprintf(path, sizeof path, "%s/router.sock", c->dir);
     if (td_link_server_create(&c->loop, path, &o, 8, &events, c, &c->server, &err) != TD_OK) {
@@ -355,8 +356,8 @@ void cluster_send_prefill(struct cluster *c, struct request *r) {
     m.prefill.ticket = r->decode.reply.ticket;
     m.prefill.decode_epoch = c->decode.epoch;
     snprintf(m.prefill.decode_name, sizeof m.prefill.decode_name, "decode@0");
-    m.prefill.decode_address = c->decode.address;
-    m.prefill.decode_address_len = c->decode.address_len;
+    m.prefill.decode_address = c->via ? c->via : c->decode.address;
+    m.prefill.decode_address_len = c->via ? c->via_len : c->decode.address_len;
     r->sent_prefill = true;
     send_to(&c->prefill, &m);
 }

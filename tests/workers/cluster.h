@@ -62,6 +62,8 @@ struct cluster {
     struct td_link_server *server;
     uv_timer_t keeper; /* sends KEEP for what is under way */
     struct worker prefill, decode;
+    const void *via; /* the address prefill gets instead of decode's; NULL: decode's */
+    size_t via_len;
     uint64_t next_request;
     struct request request[CLUSTER_REQUESTS];
 };
