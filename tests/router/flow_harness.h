@@ -1,0 +1,189 @@
+/* A flow with one worker of each role, driven one event at a time. Actions are compared as text:
+ *   "3 ADMIT 1.1"  a message to worker 3 with its key;  "GIVE 1 #0+1"  tokens for the client. */
+#ifndef TD_TESTS_ROUTER_FLOW_HARNESS_H
+#define TD_TESTS_ROUTER_FLOW_HARNESS_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "router/flow.h"
+
+#define MS 1000000ull
+enum { P = 1, P2 = 2, D = 3, D2 = 4, EOS = 99 };
+
+static struct td_flow *flow;
+static uint64_t now;
+static char said[4096];
+static uint64_t last_ticket;
+static int32_t last_id; /* delivered */
+static int32_t prompt[8 + 100] = {5, 6, 7, 8, 9, 10, 11, 12};
+static struct td_msg_admit last_admit;
+
+static inline void say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+static inline void say(const char *fmt, ...) {
+    size_t n = strlen(said);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(said + n, sizeof said - n, fmt, ap);
+    va_end(ap);
+}
+
+static inline void say_action(const struct td_flow_action *a) {
+    unsigned long long r = a->request, e = a->epoch;
+    switch (a->kind) {
+    case TD_FLOW_SEND: {
+        const char *name = a->msg.type == TD_MSG_ADMIT     ? "ADMIT"
+                           : a->msg.type == TD_MSG_KEEP    ? "KEEP"
+                           : a->msg.type == TD_MSG_PREFILL ? "PREFILL"
+                                                           : "CANCEL";
+        const struct td_key *k = &a->msg.keep.key; /* first in all four */
+        say("%llu %s %llx.%u\n", e, name, (unsigned long long)k->request, k->attempt);
+        if (a->msg.type == TD_MSG_ADMIT) last_admit = a->msg.admit;
+        if (a->msg.type == TD_MSG_PREFILL) last_ticket = a->msg.prefill.ticket;
+        return;
+    }
+    case TD_FLOW_CLOSE_LINK:
+        say("CLOSE %llu\n", e);
+        return;
+    case TD_FLOW_DELIVER:
+        last_id = a->deliver.tokens[a->deliver.n - 1].id;
+        say("GIVE %llu #%u+%u\n", r, a->deliver.index, a->deliver.n);
+        return;
+    case TD_FLOW_END:
+        say("END %llu %s %u\n", r, a->end.reason == TD_FINISH_STOP ? "stop" : "length",
+            a->end.n_tokens);
+        return;
+    case TD_FLOW_FAIL:
+        say("FAIL %llu %s %s\n", r, td_status_name(a->fail.status),
+            a->fail.retry_ms != 0 ? "retry" : "");
+        return;
+    case TD_FLOW_PROBED:
+        say("PROBED %s\n", td_status_name(a->fail.status));
+        return;
+    }
+}
+
+/* Takes an event, returns what came of it. */
+static inline const char *step(struct td_flow_event ev) {
+    struct td_flow_action a;
+    said[0] = 0;
+    ev.now_ns = now;
+    td_flow_step(flow, &ev);
+    while (td_flow_next(flow, &a))
+        say_action(&a);
+    return said;
+}
+
+static inline const char *up(enum td_role role, uint64_t epoch) {
+    struct td_msg_hello h = {.version = TD_PROTO_VERSION,
+                             .role = role,
+                             .epoch = epoch,
+                             .model = "m",
+                             .max_context = 100,
+                             .max_running = 4};
+    snprintf(h.name, sizeof h.name, "worker%llu", (unsigned long long)epoch);
+    return step((struct td_flow_event){.kind = TD_FLOW_WORKER_UP, .hello = &h});
+}
+static inline const char *down(uint64_t epoch) {
+    return step((struct td_flow_event){.kind = TD_FLOW_WORKER_DOWN, .worker = {.epoch = epoch}});
+}
+static inline const char *submit_n(uint64_t request, uint32_t n_prompt, uint32_t max_new,
+                                   bool colocate) {
+    return step((struct td_flow_event){.kind = TD_FLOW_SUBMIT,
+                                       .submit = {.request = request,
+                                                  .ids = prompt,
+                                                  .n_prompt = n_prompt,
+                                                  .max_new = max_new,
+                                                  .colocate = colocate}});
+}
+static inline const char *submit(uint64_t request) {
+    return submit_n(request, 8, 10, false);
+}
+static inline const char *from(uint64_t epoch, struct td_msg m) {
+    return step((struct td_flow_event){.kind = TD_FLOW_MESSAGE, .worker = {epoch, &m}});
+}
+static inline const char *admitted(uint64_t epoch, uint64_t r, uint32_t attempt) {
+    return from(epoch, (struct td_msg){
+                           .type = TD_MSG_ADMIT_REPLY,
+                           .admit_reply = {.key = {r, attempt}, .ticket = 77, .lease_ms = 300}});
+}
+static inline const char *busy(uint64_t epoch, uint64_t r, uint32_t attempt) {
+    return from(
+        epoch,
+        (struct td_msg){.type = TD_MSG_ADMIT_REPLY,
+                        .admit_reply = {.key = {r, attempt}, .status = TD_BUSY, .retry_ms = 50}});
+}
+static inline const char *tokens(uint64_t epoch, uint64_t r, uint32_t attempt, uint32_t index,
+                                 uint32_t n) {
+    static struct td_token t[64];
+    return from(epoch,
+                (struct td_msg){.type = TD_MSG_TOKENS, .tokens = {{r, attempt}, index, n, t}});
+}
+static inline const char *finished(uint64_t epoch, uint64_t r, uint32_t attempt, uint32_t n) {
+    return from(epoch, (struct td_msg){.type = TD_MSG_FINISHED,
+                                       .finished = {{r, attempt}, TD_FINISH_LENGTH, n}});
+}
+static inline const char *failed(uint64_t epoch, uint64_t r, uint32_t attempt, td_status s) {
+    return from(epoch,
+                (struct td_msg){.type = TD_MSG_FAILED, .failed = {{r, attempt}, s, "it broke"}});
+}
+static inline const char *released(uint64_t epoch, uint64_t r, uint32_t attempt) {
+    return from(epoch, (struct td_msg){.type = TD_MSG_RELEASED, .released = {.key = {r, attempt}}});
+}
+static inline const char *after(uint64_t ms) {
+    now += ms * MS;
+    return step((struct td_flow_event){.kind = TD_FLOW_TIMER});
+}
+static inline const char *tell(enum td_flow_event_kind kind, uint64_t request) {
+    return step((struct td_flow_event){.kind = kind, .request = request});
+}
+static inline struct td_flow_counts counts(void) {
+    struct td_flow_counts c;
+    td_flow_counts(flow, &c);
+    return c;
+}
+
+static inline int begin_with(uint32_t probe_n) {
+    const struct td_flow_options o = {
+        .fleet = {.max_workers = 8, .cool_ns = MS, .cool_max_ns = MS},
+        .max_requests = 3,
+        .lease_ns = 300 * MS,
+        .queue_ns = 1000 * MS,
+        .admit_ns = 500 * MS,
+        .probe_ids = prompt,
+        .probe_n = probe_n,
+        .probe_new = 2,
+        .eos = EOS,
+    };
+    now = 1;
+    return td_flow_create(&o, &flow, NULL) == TD_OK ? 0 : -1;
+}
+static inline int begin(void **state) {
+    (void)state;
+    if (begin_with(0) != 0) return -1;
+    up(TD_ROLE_PREFILL, P);
+    up(TD_ROLE_DECODE, D);
+    return 0;
+}
+static inline int end(void **state) {
+    (void)state;
+    td_flow_destroy(flow);
+    return 0;
+}
+
+/* To the point where prefill and decode both work on request 1. */
+static inline void under_way(void) {
+    assert_string_equal(submit(1), "3 ADMIT 1.1\n");
+    assert_string_equal(admitted(D, 1, 1), "1 PREFILL 1.1\n");
+    assert_int_equal(last_ticket, 77);
+}
+
+#define T(f) cmocka_unit_test_setup_teardown(f, begin, end)
+
+#endif
