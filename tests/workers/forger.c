@@ -140,11 +140,10 @@ static void compute(struct forger *f) {
     }
 }
 
-void forger_open(struct forger *f, struct cluster *c, const char *model, const int32_t *ids,
-                 uint32_t n, uint64_t seed) {
+void forger_compute(struct forger *f, const char *model, const int32_t *ids, uint32_t n,
+                    uint64_t seed) {
     struct td_error err;
     memset(f, 0, sizeof *f);
-    f->c = c;
     f->ids = ids;
     f->n_prompt = n;
     f->epoch = seed | 1;
@@ -165,6 +164,11 @@ void forger_open(struct forger *f, struct cluster *c, const char *model, const i
         f->good.block[i].cap = cap;
         if (!(f->good.block[i].bytes = malloc(cap))) abort();
     }
+}
+
+void forger_open(struct forger *f, struct cluster *c) {
+    struct td_error err;
+    f->c = c;
     need(td_plane_create(&c->loop, &events, f, 4, &f->plane, &err), &err);
     uv_timer_init(&c->loop, &f->beat);
     f->beat.data = f;

@@ -63,9 +63,12 @@ struct forger {
     struct forged good;
 };
 
-/* td_xfer_env must have been called. Computes the first token and all KV state of ids [n]. */
-void forger_open(struct forger *f, struct cluster *c, const char *model, const int32_t *ids,
-                 uint32_t n, uint64_t seed);
+/* Computes the first token and all KV state of ids [n]. Before the cluster starts: its router would
+ * be silent meanwhile. */
+void forger_compute(struct forger *f, const char *model, const int32_t *ids, uint32_t n,
+                    uint64_t seed);
+/* td_xfer_env must have been called. */
+void forger_open(struct forger *f, struct cluster *c);
 void forger_close(struct forger *f);
 
 /* Connects and greets as for `decode_epoch`; true when welcomed. */

@@ -500,8 +500,9 @@ static int start(void **state) {
     random_state = seed;
     for (int i = 0; i < PROMPT; i++)
         ids[i] = (int32_t)(3 + next_random() % VOCAB);
+    forger_compute(&forger, model_dir, ids, PROMPT, seed);
     cluster_start(&cluster, prefill_program, decode_program, model_dir);
-    forger_open(&forger, &cluster, model_dir, ids, PROMPT, seed);
+    forger_open(&forger, &cluster);
     struct request *r = cluster_begin(&cluster, ids, PROMPT, NEW_TOKENS, &greedy, true, false);
     if (!cluster_until(&cluster, request_over, r) || !r->decode.finished) return -1;
     alone = *r;
