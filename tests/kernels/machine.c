@@ -13,9 +13,11 @@ enum { THREADS_MAX = 256, CHAINS = 12, ROUNDS = 5 };
 #if defined(__x86_64__)
 #define WIDE __attribute__((target("avx2,fma")))
 typedef float lanes __attribute__((vector_size(32)));
+#define FMA(a, b, c) __builtin_ia32_vfmaddps256(a, b, c)
 #else
 #define WIDE
 typedef float lanes __attribute__((vector_size(16)));
+#define FMA(a, b, c) ((a) * (b) + (c))
 #endif
 enum { LANES = sizeof(lanes) / sizeof(float) };
 
@@ -37,11 +39,8 @@ WIDE static void *multiply(void *arg) {
     for (int i = 0; i < CHAINS; i++)
         acc[i] = a;
     for (uint64_t r = 0; r < p->repeats; r++)
-        for (int i = 0; i < CHAINS; i++) {
-            for (int j = 0; j < LANES; j++)
-                acc[i][j] = __builtin_fmaf(acc[i][j], a[j], b[j]);
-            __asm__("" : "+x"(acc[i])); /* each chain stays in its register */
-        }
+        for (int i = 0; i < CHAINS; i++)
+            acc[i] = FMA(acc[i], a, b);
     for (int i = 0; i < CHAINS; i++)
         p->sink += acc[i][0];
     return NULL;
