@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CELL_W = 84, CELL_H = 44, LEFT = 90, TOP = 56, BOTTOM = 52 };
+enum { CELL_W = 84, CELL_H = 44, LEFT = 90, TOP = 56, BOTTOM = 52, TITLE_W = 330 };
 
 /* 0 red, 1 green, through yellow; the count is in the cell, so colour is never alone. */
 static void cell(FILE *f, int x, int y, uint32_t found, uint32_t asked) {
@@ -37,7 +37,8 @@ td_status td_needle_svg(const struct td_needle_grid *g, const char *title, const
                         struct td_error *err) {
     FILE *f = fopen(path, "we");
     if (!f) return td_fail(err, TD_IO, "%s: %s", path, strerror(errno));
-    int width = LEFT + g->n_lengths * CELL_W + 20, height = TOP + g->n_depths * CELL_H + BOTTOM;
+    int cells = g->n_lengths * CELL_W, width = LEFT + (cells > TITLE_W ? cells : TITLE_W) + 20;
+    int height = TOP + g->n_depths * CELL_H + BOTTOM;
     fprintf(f,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
             "font-family=\"sans-serif\" font-size=\"13\">\n"
