@@ -20,6 +20,12 @@ TANDEM = BUILD / "deploy" / "tandem"
 MODEL = TREE / "deploy" / "models" / "needle"
 
 
+def sanitized():
+    """Whether BUILD runs under sanitizers, where a token costs twenty times as much."""
+    options = json.loads((BUILD / "meson-info" / "intro-buildoptions.json").read_text())
+    return any(o["name"] == "b_sanitize" and o["value"] != "none" for o in options)
+
+
 def need(package):
     """Imports a PyPI package or skips the whole program."""
     try:
