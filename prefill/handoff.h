@@ -9,7 +9,9 @@
  * dies with puts under way keeps its send slabs until they are quiet, and the landing slabs are
  * still ours afterwards. A failed put means the link is broken: the peer is closed, and with
  * PEER_CLOSED everything of it is quiet. Then we greet again although nobody needs the peer just
- * now: decode keeps our landing slabs in quarantine until it hears that our writes are over.
+ * now: decode keeps our landing slabs in quarantine until it hears that our writes are over, and
+ * may itself be the one that is stopped just now. A resting peer gives its entry to one that is
+ * needed.
  * Nothing here waits without a clock. */
 #ifndef TD_PREFILL_HANDOFF_H
 #define TD_PREFILL_HANDOFF_H
@@ -18,9 +20,18 @@
 #include "common/kv/manifest.h"
 #include "prefill/sched.h"
 
-enum { TD_PEER_TRIES = 3 };
+/* Greetings one after the other; then a rest before each, of one transfer_ns and doubling up to
+ * REST_MAX of them, for as long as the peer can be reached at all: one that was stopped for an hour
+ * shall be told after that hour. */
+enum { TD_PEER_TRIES = 3, TD_PEER_REST_MAX = 32 };
 
-enum td_peer_state { TD_PEER_FREE, TD_PEER_GREETING, TD_PEER_OPEN, TD_PEER_CLOSING };
+enum td_peer_state {
+    TD_PEER_FREE,
+    TD_PEER_GREETING,
+    TD_PEER_OPEN,
+    TD_PEER_CLOSING,
+    TD_PEER_RESTING, /* no link; greeted again when somebody needs it or the rest is over */
+};
 
 enum td_landing_state { TD_LANDING_OURS, TD_LANDING_RESERVED, TD_LANDING_THEIRS };
 
@@ -42,7 +53,7 @@ struct td_sender_peer {
     uint32_t tries;       /* greetings since the peer was last open */
     bool closed;          /* CLOSING: the link is; a pack under way still names the entry */
     uint32_t slabs;       /* send slabs that name the entry */
-    uint64_t deadline_ns; /* GREETING: the WELCOME; CLOSING: none */
+    uint64_t deadline_ns; /* GREETING: the WELCOME; RESTING: the next greeting */
     uint64_t heard_ns, beat_ns, seq;
     uint64_t slab_bytes; /* usable: the smaller of both sides' */
     uint32_t n_landing;

@@ -38,13 +38,27 @@ static void greet(struct td_sender *s, uint32_t peer) {
     m->numerics_id = s->o->numerics_id;
 }
 
+/* Of those that rest, the one that answered least. */
+static uint32_t longest_rest(const struct td_sender *s) {
+    uint32_t most = UINT32_MAX;
+    for (uint32_t p = 0; p < s->o->max_peers; p++)
+        if (s->peer[p].state == TD_PEER_RESTING &&
+            (most == UINT32_MAX || s->peer[p].tries > s->peer[most].tries))
+            most = p;
+    return most;
+}
+
 uint32_t td_peer_for(struct td_sender *s, uint64_t epoch, const uint8_t *address,
                      size_t address_len) {
     uint32_t p = find(s, epoch);
-    if (p != UINT32_MAX) return p;
+    if (p != UINT32_MAX) {
+        if (s->peer[p].state == TD_PEER_RESTING) greet(s, p);
+        return p;
+    }
     for (p = 0; p < s->o->max_peers && s->peer[p].state != TD_PEER_FREE; p++) {
     }
-    if (p == s->o->max_peers) return UINT32_MAX;
+    if (p == s->o->max_peers) p = longest_rest(s);
+    if (p == UINT32_MAX) return UINT32_MAX;
     struct td_sender_peer *n = &s->peer[p];
     *n = (struct td_sender_peer){.epoch = epoch, .address_len = address_len};
     if (address_len != 0) memcpy(n->address, address, address_len);
@@ -54,9 +68,9 @@ uint32_t td_peer_for(struct td_sender *s, uint64_t epoch, const uint8_t *address
 
 void td_peer_lost(struct td_sender *s, uint32_t peer, td_status status, const char *text) {
     struct td_sender_peer *p = &s->peer[peer];
-    if (p->state == TD_PEER_FREE || p->state == TD_PEER_CLOSING) return;
+    if (p->state != TD_PEER_GREETING && p->state != TD_PEER_OPEN) return;
     /* Refused or never reached, it granted us nothing. */
-    p->again = p->tries < TD_PEER_TRIES && status != TD_UNREACHABLE && !p->refused;
+    p->again = status != TD_UNREACHABLE && !p->refused;
     p->state = TD_PEER_CLOSING;
     for (uint32_t i = 0; i < s->o->max_requests; i++)
         if (s->ticket[i].state == TD_TICKET_OPEN && s->ticket[i].peer == peer)
@@ -66,11 +80,22 @@ void td_peer_lost(struct td_sender *s, uint32_t peer, td_status status, const ch
     a->peer.epoch = p->epoch;
 }
 
+static void rest(struct td_sender *s, uint32_t peer) {
+    struct td_sender_peer *p = &s->peer[peer];
+    uint64_t times = 1;
+    for (uint32_t k = TD_PEER_TRIES; k < p->tries && times < TD_PEER_REST_MAX; k++)
+        times *= 2;
+    p->state = TD_PEER_RESTING;
+    p->deadline_ns = s->now_ns + times * s->o->transfer_ns;
+}
+
 void td_peer_forget(struct td_sender *s, uint32_t peer) {
     struct td_sender_peer *p = &s->peer[peer];
     if (!p->closed || p->slabs > 0) return;
-    if (p->again)
+    if (p->again && p->tries < TD_PEER_TRIES)
         greet(s, peer);
+    else if (p->again)
+        rest(s, peer);
     else
         *p = (struct td_sender_peer){.state = TD_PEER_FREE};
 }
@@ -166,7 +191,8 @@ void td_peer_event(struct td_sender *s, const struct td_prefill_event *ev) {
     if (p == UINT32_MAX) return;
     switch (ev->kind) {
     case TD_PREFILL_PEER_MESSAGE:
-        if (s->peer[p].state != TD_PEER_CLOSING) message(s, p, ev->peer.msg);
+        if (s->peer[p].state == TD_PEER_GREETING || s->peer[p].state == TD_PEER_OPEN)
+            message(s, p, ev->peer.msg);
         return;
     case TD_PREFILL_PEER_LOST:
         td_peer_lost(s, p, ev->peer.status != TD_OK ? ev->peer.status : TD_PEER_LOST,
@@ -174,7 +200,7 @@ void td_peer_event(struct td_sender *s, const struct td_prefill_event *ev) {
         return;
     case TD_PREFILL_PEER_CLOSED:
         td_peer_lost(s, p, TD_PEER_LOST, "the link to the decode worker was closed");
-        closed(s, p);
+        if (s->peer[p].state == TD_PEER_CLOSING) closed(s, p);
         return;
     default:
         assert(!"an event of the handoff");
@@ -191,10 +217,10 @@ static void beat(struct td_sender *s, uint32_t peer) {
     p->beat_ns = s->now_ns + s->o->beat_ns;
 }
 
-/* The first of: their WELCOME; their next word; the next CREDIT. A credit that does not come would
+/* The first of: their WELCOME; the end of a rest; their next word; the next CREDIT. A credit that does not come would
  * be missing for ever, whatever became of its ticket: only a new link brings the slab back. */
 static uint64_t patience(const struct td_sender *s, const struct td_sender_peer *p) {
-    if (p->state == TD_PEER_GREETING) return p->deadline_ns;
+    if (p->state == TD_PEER_GREETING || p->state == TD_PEER_RESTING) return p->deadline_ns;
     if (p->state != TD_PEER_OPEN) return UINT64_MAX;
     uint64_t first = p->heard_ns + s->o->peer_timeout_ns;
     for (uint32_t k = 0; k < p->n_landing; k++)
@@ -209,7 +235,10 @@ void td_sender_timer(struct td_sender *s) {
             td_sender_abort(s, i, TD_TIMEOUT, "the decode worker gave no verdict in time");
     for (uint32_t p = 0; p < s->o->max_peers; p++) {
         struct td_sender_peer *peer = &s->peer[p];
-        if (patience(s, peer) <= s->now_ns)
+        bool due = patience(s, peer) <= s->now_ns;
+        if (due && peer->state == TD_PEER_RESTING)
+            greet(s, p);
+        else if (due)
             td_peer_lost(s, p, TD_TIMEOUT,
                          peer->state == TD_PEER_GREETING
                              ? "the decode worker did not answer our hello"

@@ -89,8 +89,44 @@ static void test_greeting_in_vain(void **state) {
     after(100);
     peer(TD_PREFILL_PEER_CLOSED);
     after(100);
-    assert_string_equal(peer(TD_PREFILL_PEER_CLOSED), ""); /* three times are enough */
-    assert_int_equal(td_prefill_deadline(machine), UINT64_MAX);
+    assert_string_equal(peer(TD_PREFILL_PEER_CLOSED), ""); /* three times are enough for now */
+    assert_string_equal(after(99), "");
+    assert_string_equal(after(1), "CONNECT\npeer HELLO\n");
+    assert_string_equal(after(100), "CLOSE\n");
+    peer(TD_PREFILL_PEER_CLOSED);
+    assert_string_equal(after(199), ""); /* a longer rest each time */
+    assert_string_equal(after(1), "CONNECT\npeer HELLO\n");
+    after(100);
+    peer(TD_PREFILL_PEER_CLOSED);
+    prefill(2, 10); /* who is needed is greeted at once */
+    assert_non_null(strstr(said, "CONNECT\npeer HELLO\n"));
+    for (int k = 0; k < 12; k++) { /* but there is a longest rest */
+        after(100);
+        peer(TD_PREFILL_PEER_CLOSED);
+        if (k == 0) computed(42);
+        assert_in_range(td_prefill_deadline(machine) - now, 1, 32 * 100 * MS);
+        assert_string_equal(after(32 * 100), "CONNECT\npeer HELLO\n");
+    }
+}
+
+static void test_resting_peers_make_room(void **state) {
+    (void)state;
+    for (uint64_t epoch = DECODE; epoch < DECODE + 5; epoch++) { /* there is room for two */
+        struct td_msg m = {.type = TD_MSG_PREFILL,
+                           .prefill = {.key = {epoch, 1},
+                                       .n_prompt = 10,
+                                       .max_new = 5,
+                                       .ids = ids,
+                                       .ticket = epoch,
+                                       .decode_epoch = epoch}};
+        step((struct td_prefill_event){.kind = TD_PREFILL_MESSAGE, .msg = &m});
+        assert_non_null(strstr(said, "CONNECT\npeer HELLO\n"));
+        for (int k = 0; k < 3; k++) {
+            after(100);
+            step((struct td_prefill_event){.kind = TD_PREFILL_PEER_CLOSED, .peer = {.epoch = epoch}});
+        }
+        computed(42);
+    }
 }
 
 static void test_refused_peer(void **state) {
@@ -154,6 +190,7 @@ int main(void) {
         T(test_cancel_waits_for_the_put),
         T(test_failed_put_closes_the_link),
         T(test_greeting_in_vain),
+        T(test_resting_peers_make_room),
         T(test_refused_peer),
         T(test_silence_and_beats),
         T(test_credit_that_never_comes),

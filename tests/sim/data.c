@@ -167,6 +167,9 @@ static void on_at_decode(struct sim *s, struct sim_event *e) {
     ev.peer.link = l->id;
     ev.peer.msg = e->msg;
     sim_decode_step(s, &s->worker[e->worker], &ev);
+    /* As the shell, which begins to watch a process at its hello. */
+    if (e->msg->type == TD_MSG_PEER_HELLO && !prefill_alive(s, l))
+        sim_at(s, s->now, e->worker, on_exited)->a = l->id;
 }
 
 static void to_decode(struct sim *s, struct sim_link *l, const struct td_msg *m, uint64_t at) {

@@ -57,7 +57,7 @@ static bool one(uint64_t seed, bool trace, struct totals *t) {
 }
 
 int main(int argc, char **argv) {
-    uint64_t n = 300, from = 1;
+    uint64_t n = 500, from = 1;
     bool trace = false;
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";

@@ -268,7 +268,8 @@ static void on_freeze(struct sim *s, struct sim_event *e) {
     struct sim_worker *w = &s->worker[e->a];
     if (!w->alive) return;
     uint64_t length = 50 * SIM_MS + sim_below(s, 1500 * SIM_MS);
-    w->frozen_until = s->now + length;
+    /* Never sooner than an earlier freeze ends: what waits for that end would be overtaken. */
+    if (w->frozen_until < s->now + length) w->frozen_until = s->now + length;
     sim_note(s, "%s freezes\n", w->name);
     if (length < 600 * SIM_MS) return;
     struct sim_event *b = sim_at(s, s->now + 600 * SIM_MS, -1, on_break_of);

@@ -173,6 +173,22 @@ static void test_frozen_prefill_and_its_landing_slabs(void **state) {
     sim_finish(&world);
 }
 
+/* Its peer's greetings go unheard for longer than the first few last, and nobody asks for it. */
+static void test_frozen_decode_and_its_landing_slabs(void **state) {
+    (void)state;
+    begin(1, 1);
+    struct td_msg_ledger l;
+    worker("decode@0")->frozen_until = world.now + 5 * SIM_S;
+    run_ms(5100);
+    td_decode_ledger(worker("decode@0")->d, &l);
+    assert_int_equal(l.landing_quarantined, 3); /* its clocks came first, and the link was lost */
+    run_ms(7000);
+    td_decode_ledger(worker("decode@0")->d, &l);
+    assert_int_equal(l.landing_quarantined, 0);
+    assert_int_equal(l.landing_granted, 3);
+    sim_finish(&world);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nothing_goes_wrong),
@@ -181,6 +197,7 @@ int main(void) {
         cmocka_unit_test(test_decode_dies_in_the_middle),
         cmocka_unit_test(test_client_leaves_during_prefill),
         cmocka_unit_test(test_frozen_prefill_and_its_landing_slabs),
+        cmocka_unit_test(test_frozen_decode_and_its_landing_slabs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
