@@ -172,6 +172,15 @@ static td_status verify(const struct td_receiver *r, const struct td_receipt *t,
     return td_kv_manifest_verify(&k, r->o->layout, &known, &t->tally, err);
 }
 
+static void say_verdict(struct td_receiver *r, uint32_t peer, uint64_t ticket, td_status status,
+                        const char *text) {
+    struct td_msg_verdict *v = &td_source_send(r, peer, TD_MSG_VERDICT)->verdict;
+    v->epoch = r->o->epoch;
+    v->ticket = ticket;
+    v->status = status;
+    snprintf(v->text, sizeof v->text, "%s", text);
+}
+
 static void judge(struct td_receiver *r, uint32_t i) {
     struct td_receipt *t = &r->receipt[i];
     struct td_error err = {.text = ""};
@@ -183,15 +192,17 @@ static void judge(struct td_receiver *r, uint32_t i) {
     } else {
         td_receipt_over(r, i, st, err.text);
     }
-    struct td_msg_verdict *v = &td_source_send(r, t->peer, TD_MSG_VERDICT)->verdict;
-    v->epoch = r->o->epoch;
-    v->ticket = t->o.ticket;
-    v->status = st;
-    snprintf(v->text, sizeof v->text, "%s", err.text);
+    r->verdict[t->o.ticket % TD_VERDICTS_KEPT] = (struct td_receiver_verdict){t->o.ticket, st};
+    say_verdict(r, t->peer, t->o.ticket, st, err.text);
 }
 
 void td_receipt_manifest(struct td_receiver *r, uint32_t peer, const struct td_msg_manifest *m) {
     uint32_t i = td_receipt_find(r, m->ticket);
+    const struct td_receiver_verdict *v = &r->verdict[m->ticket % TD_VERDICTS_KEPT];
+    if (i == UINT32_MAX && m->ticket != 0 && v->ticket == m->ticket) { /* it missed the verdict */
+        say_verdict(r, peer, m->ticket, v->status, "the manifest did not agree, as said before");
+        return;
+    }
     if (i == UINT32_MAX || r->receipt[i].peer != peer) {
         td_source_abort(r, peer, m->ticket, TD_STALE, "no admission waits for this manifest");
         return;

@@ -4,7 +4,8 @@
  *   SLAB -> UNPACK (every block verified, copied into the sequence's pages) -> CREDIT
  *   MANIFEST -> compared with what was unpacked and with what was admitted -> VERDICT
  *
- * Blocks come in order; a doubled SLAB is dropped, a missing one ends the ticket. Landing slabs are
+ * Blocks come in order; a doubled SLAB is dropped, a missing one ends the ticket. A MANIFEST may be
+ * repeated by a sender that heard no verdict: it gets the same one again. Landing slabs are
  * granted to a peer as a whole. When its link ends, the process may still write into them: they are
  * quarantined until it greets again (it does so only when its writes are quiet) or is proven dead.
  * Pages never wait for that, since no other process can write into the pool. */
@@ -71,11 +72,19 @@ struct td_receipt {
     char text[TD_TEXT_MAX];
 };
 
+/* The last verdicts, by ticket modulo their number. */
+enum { TD_VERDICTS_KEPT = 256 };
+struct td_receiver_verdict {
+    uint64_t ticket; /* 0: none */
+    td_status status;
+};
+
 struct td_receiver {
     const struct td_decode_options *o;
     struct td_fifo *actions;       /* of the machine */
     struct td_receiver_peer *peer; /* [max_peers] */
     struct td_receipt *receipt;    /* [slots], by the scheduler's entry number */
+    struct td_receiver_verdict verdict[TD_VERDICTS_KEPT];
     uint64_t handoffs_ok, handoffs_failed, bytes_moved;
 };
 

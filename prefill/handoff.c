@@ -171,7 +171,7 @@ static void say_slab(struct td_sender *s, uint32_t k) {
     td_slab_free(s, k);
 }
 
-static void say_manifest(struct td_sender *s, uint32_t i) {
+void td_ticket_manifest(struct td_sender *s, uint32_t i) {
     struct td_sender_ticket *t = &s->ticket[i];
     const struct td_kv_expected known = {
         .ticket = {t->o.decode_epoch, t->o.ticket},
@@ -202,8 +202,9 @@ static void say_manifest(struct td_sender *s, uint32_t i) {
     m->first[0] = t->first;
     m->seed = t->o.seed;
     m->next_position = t->o.n_prompt + 1;
+    if (!t->manifest) t->deadline_ns = s->now_ns + s->o->transfer_ns;
     t->manifest = true;
-    t->deadline_ns = s->now_ns + s->o->transfer_ns;
+    t->ask_ns = s->now_ns + s->o->transfer_ns / TD_MANIFEST_TIMES;
 }
 
 static void flushed(struct td_sender *s, uint32_t k) {
@@ -219,7 +220,7 @@ static void flushed(struct td_sender *s, uint32_t k) {
         say_slab(s, j);
         j = UINT32_MAX; /* from the start */
     }
-    if (t->told == t->page_blocks + 1) say_manifest(s, i);
+    if (t->told == t->page_blocks + 1) td_ticket_manifest(s, i);
 }
 
 static void put_done(struct td_sender *s, const struct td_prefill_event *ev) {

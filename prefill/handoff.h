@@ -24,6 +24,8 @@
  * REST_MAX of them, for as long as the peer can be reached at all: one that was stopped for an hour
  * shall be told after that hour. */
 enum { TD_PEER_TRIES = 3, TD_PEER_REST_MAX = 32 };
+/* A manifest without a verdict is repeated this often until its deadline. */
+enum { TD_MANIFEST_TIMES = 4 };
 
 enum td_peer_state {
     TD_PEER_FREE,
@@ -95,9 +97,10 @@ struct td_sender_ticket {
     uint32_t packed, told; /* blocks given to PACK; blocks whose SLAB was said */
     uint32_t slabs;        /* send slabs in use */
     bool complete;         /* token 0 is known */
-    bool manifest;         /* sent */
+    bool manifest;         /* sent, perhaps again */
     struct td_token first;
     uint64_t deadline_ns; /* of the VERDICT; UINT64_MAX: the manifest is not sent */
+    uint64_t ask_ns;      /* then the manifest is said again: one of the two may be lost */
     struct td_kv_tally tally;
     td_status status; /* OVER */
     char text[TD_TEXT_MAX];

@@ -6,6 +6,8 @@
 
 /* handoff.c */
 void td_ticket_over(struct td_sender *s, uint32_t i, td_status status, const char *text);
+/* Says the manifest of a ticket whose SLABs are all said. */
+void td_ticket_manifest(struct td_sender *s, uint32_t i);
 /* A slab nobody reads any more; a landing slab reserved for it is ours again. */
 void td_slab_free(struct td_sender *s, uint32_t k);
 

@@ -217,8 +217,9 @@ static void beat(struct td_sender *s, uint32_t peer) {
     p->beat_ns = s->now_ns + s->o->beat_ns;
 }
 
-/* The first of: their WELCOME; the end of a rest; their next word; the next CREDIT. A credit that does not come would
- * be missing for ever, whatever became of its ticket: only a new link brings the slab back. */
+/* The first of: their WELCOME; the end of a rest; their next word; the next CREDIT. A credit that
+ * does not come would be missing for ever, whatever became of its ticket: only a new link brings
+ * the slab back. */
 static uint64_t patience(const struct td_sender *s, const struct td_sender_peer *p) {
     if (p->state == TD_PEER_GREETING || p->state == TD_PEER_RESTING) return p->deadline_ns;
     if (p->state != TD_PEER_OPEN) return UINT64_MAX;
@@ -230,9 +231,14 @@ static uint64_t patience(const struct td_sender *s, const struct td_sender_peer 
 }
 
 void td_sender_timer(struct td_sender *s) {
-    for (uint32_t i = 0; i < s->o->max_requests; i++)
-        if (s->ticket[i].state == TD_TICKET_OPEN && s->ticket[i].deadline_ns <= s->now_ns)
+    for (uint32_t i = 0; i < s->o->max_requests; i++) {
+        struct td_sender_ticket *t = &s->ticket[i];
+        if (t->state != TD_TICKET_OPEN || !t->manifest) continue;
+        if (t->deadline_ns <= s->now_ns)
             td_sender_abort(s, i, TD_TIMEOUT, "the decode worker gave no verdict in time");
+        else if (t->ask_ns <= s->now_ns)
+            td_ticket_manifest(s, i);
+    }
     for (uint32_t p = 0; p < s->o->max_peers; p++) {
         struct td_sender_peer *peer = &s->peer[p];
         bool due = patience(s, peer) <= s->now_ns;
@@ -251,8 +257,11 @@ void td_sender_timer(struct td_sender *s) {
 uint64_t td_sender_deadline(const struct td_sender *s) {
     uint64_t first = UINT64_MAX;
     for (uint32_t i = 0; i < s->o->max_requests; i++)
-        if (s->ticket[i].state == TD_TICKET_OPEN && s->ticket[i].deadline_ns < first)
-            first = s->ticket[i].deadline_ns;
+        if (s->ticket[i].state == TD_TICKET_OPEN && s->ticket[i].manifest) {
+            const struct td_sender_ticket *t = &s->ticket[i];
+            uint64_t next = t->ask_ns < t->deadline_ns ? t->ask_ns : t->deadline_ns;
+            if (next < first) first = next;
+        }
     for (uint32_t p = 0; p < s->o->max_peers; p++) {
         uint64_t d = patience(s, &s->peer[p]);
         if (d < first) first = d;

@@ -47,6 +47,26 @@ static void test_manifest_waits_for_the_last_unpack(void **state) {
     assert_int_equal(ledger().handoffs_ok, 1);
 }
 
+static void test_manifest_again_after_a_lost_verdict(void **state) {
+    (void)state;
+    from_peer(1, hello(PREFILL));
+    admit(1, 10, 2);
+    slab(1, ticket, 0, 0, 2);
+    unpacked(0, 10, 0, 2);
+    manifest(1, ticket, 10, 5, 7);
+    assert_string_equal(manifest(1, ticket, 10, 5, 7), "peer VERDICT OK\n");
+    computed(8); /* the answer is complete, and the ticket's place is free */
+    assert_int_equal(ledger().slots_owned, 0);
+    assert_string_equal(manifest(1, ticket, 10, 5, 7), "peer VERDICT OK\n");
+    assert_int_equal(ledger().handoffs_ok, 1);
+    admit(2, 10, 5);
+    slab(1, ticket, 0, 0, 2);
+    unpacked(0, 10, 0, 2);
+    manifest(1, ticket, 10, 6, 7); /* another prompt */
+    assert_string_equal(manifest(1, ticket, 10, 6, 7), "peer VERDICT CORRUPT\n");
+    assert_int_equal(ledger().handoffs_failed, 1);
+}
+
 static void test_manifest_that_does_not_fit(void **state) {
     (void)state;
     from_peer(1, hello(PREFILL));
@@ -152,6 +172,7 @@ int main(void) {
         T(test_greeting),
         T(test_slabs_in_order_and_once),
         T(test_manifest_waits_for_the_last_unpack),
+        T(test_manifest_again_after_a_lost_verdict),
         T(test_manifest_that_does_not_fit),
         T(test_damaged_block),
         T(test_unknown_tickets),

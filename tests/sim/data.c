@@ -159,6 +159,14 @@ void sim_data_death(struct sim *s, struct sim_worker *w) {
 
 /* ---- messages ---- */
 
+static bool lost(struct sim *s, const struct td_msg *m) {
+    if (s->lose != 0 && m->type == s->lose) {
+        s->lose = 0;
+        return true;
+    }
+    return !s->calm && sim_chance(s, s->o.data_lost);
+}
+
 static void on_at_decode(struct sim *s, struct sim_event *e) {
     struct sim_link *l = by_id(s, e->a);
     if (!l->d_open) return;
@@ -181,8 +189,7 @@ static void to_decode(struct sim *s, struct sim_link *l, const struct td_msg *m,
 void sim_send_to_decode(struct sim *s, struct sim_worker *p, uint64_t d_epoch,
                         const struct td_msg *m) {
     struct sim_link *l = of_prefill(s, p, d_epoch);
-    if (l == NULL || !decode_alive(s, l)) return;
-    if (!s->calm && sim_chance(s, s->o.data_lost)) return;
+    if (l == NULL || !decode_alive(s, l) || lost(s, m)) return;
     to_decode(s, l, m, in_order(&l->to_d_at, s->now + sim_delay(s)));
     if (!s->calm && sim_chance(s, s->o.doubled))
         to_decode(s, l, m, l->to_d_at + sim_below(s, 20 * SIM_MS));
@@ -228,8 +235,7 @@ void sim_send_to_prefill(struct sim *s, struct sim_worker *d, uint64_t link,
     if (l == NULL || l->d != d->index || l->d_life != d->life || !l->d_open) return;
     if (m->type == TD_MSG_PEER_WELCOME && m->peer_welcome.status == TD_OK)
         grant(s, d, l, (uint32_t)m->peer_welcome.slab_address[0], m->peer_welcome.n_slabs);
-    if (!prefill_alive(s, l)) return;
-    if (!s->calm && sim_chance(s, s->o.data_lost)) return;
+    if (!prefill_alive(s, l) || lost(s, m)) return;
     to_prefill(s, l, m, in_order(&l->to_p_at, s->now + sim_delay(s)));
     if (!s->calm && sim_chance(s, s->o.doubled))
         to_prefill(s, l, m, l->to_p_at + sim_below(s, 20 * SIM_MS));

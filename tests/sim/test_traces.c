@@ -189,6 +189,36 @@ static void test_frozen_decode_and_its_landing_slabs(void **state) {
     sim_finish(&world);
 }
 
+/* Decode goes on with what it took, and prefill learns that it did: nothing is told the router that
+ * was not so, nothing runs twice, nobody is blamed. */
+static void lose_one(enum td_msg_type type) {
+    begin(1, 1);
+    struct td_msg_ledger p, d, before;
+    td_prefill_ledger(worker("prefill@0")->p, &before);
+    world.lose = type;
+    submit(700, 20);
+    run_ms(1000);
+    assert_int_equal(world.lose, 0); /* it was lost */
+    assert_false(said("FAILED"));
+    assert_false(said("1.2"));
+    assert_true(said("request 1 ends with 20 tokens\n"));
+    td_prefill_ledger(worker("prefill@0")->p, &p);
+    td_decode_ledger(worker("decode@0")->d, &d);
+    assert_int_equal(p.handoffs_ok, before.handoffs_ok + 1);
+    assert_int_equal(p.handoffs_ok, d.handoffs_ok);
+    assert_int_equal(p.handoffs_failed + d.handoffs_failed, 0);
+    assert_baseline();
+    sim_finish(&world);
+}
+static void test_lost_verdict(void **state) {
+    (void)state;
+    lose_one(TD_MSG_VERDICT);
+}
+static void test_lost_manifest(void **state) {
+    (void)state;
+    lose_one(TD_MSG_MANIFEST);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nothing_goes_wrong),
@@ -198,6 +228,8 @@ int main(void) {
         cmocka_unit_test(test_client_leaves_during_prefill),
         cmocka_unit_test(test_frozen_prefill_and_its_landing_slabs),
         cmocka_unit_test(test_frozen_decode_and_its_landing_slabs),
+        cmocka_unit_test(test_lost_verdict),
+        cmocka_unit_test(test_lost_manifest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
