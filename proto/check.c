@@ -16,6 +16,21 @@ static td_status check_sampling(const struct td_sampling *s, struct td_error *er
     return TD_OK;
 }
 
+/* `n` of a request with several choices. */
+static td_status check_choices(uint32_t n, struct td_error *err) {
+    if (n > TD_CHOICES_MAX) REFUSE("%u choices, at most %d", n, TD_CHOICES_MAX);
+    return TD_OK;
+}
+
+static td_status check_choice(uint32_t choice, struct td_error *err) {
+    if (choice >= TD_CHOICES_MAX) REFUSE("choice %u, at most %d", choice, TD_CHOICES_MAX - 1);
+    return TD_OK;
+}
+
+static td_status check_only(uint32_t only, struct td_error *err) {
+    return only == 0 ? TD_OK : check_choice(only - 1, err);
+}
+
 static td_status check_ids(const int32_t *ids, size_t n, struct td_error *err) {
     for (size_t i = 0; i < n; i++)
         if (ids[i] < 0) REFUSE("id %zu of the prompt is %d, expected >= 0", i, ids[i]);
@@ -55,6 +70,7 @@ static td_status check_hello(const struct td_msg_hello *h, struct td_error *err)
 static td_status check_admit(const struct td_msg_admit *a, struct td_error *err) {
     if (a->n_prompt < 1) REFUSE("an empty prompt");
     if (a->max_new < 1) REFUSE("max_new is 0, expected at least 1");
+    TD_TRY(check_choices(a->n, err));
     TD_TRY(check_sampling(&a->sampling, err));
     return a->ids ? check_ids(a->ids, a->n_prompt, err) : TD_OK;
 }
@@ -62,6 +78,7 @@ static td_status check_admit(const struct td_msg_admit *a, struct td_error *err)
 static td_status check_prefill(const struct td_msg_prefill *p, struct td_error *err) {
     if (p->n_prompt < 1 || !p->ids) REFUSE("an empty prompt");
     if (p->max_new < 1) REFUSE("max_new is 0, expected at least 1");
+    TD_TRY(check_choices(p->n, err));
     TD_TRY(check_sampling(&p->sampling, err));
     TD_TRY(check_ids(p->ids, p->n_prompt, err));
     return check_blob(p->decode_address, p->decode_address_len, TD_MSG_ADDRESS_MAX,
@@ -95,11 +112,16 @@ td_status td_msg_check(const struct td_msg *m, struct td_error *err) {
     case TD_MSG_TOKENS:
         if (m->tokens.n < 1 || m->tokens.n > TD_TOKENS_PER_MSG_MAX)
             REFUSE("%u tokens in a message, expected 1 to %d", m->tokens.n, TD_TOKENS_PER_MSG_MAX);
+        TD_TRY(check_choice(m->tokens.choice, err));
         return check_tokens(m->tokens.tokens, m->tokens.n, err);
     case TD_MSG_FINISHED:
         if (m->finished.reason != TD_FINISH_STOP && m->finished.reason != TD_FINISH_LENGTH)
             REFUSE("finish reason %d is neither 1 nor 2", (int)m->finished.reason);
-        return TD_OK;
+        return check_choice(m->finished.choice, err);
+    case TD_MSG_FAILED:
+        return check_only(m->failed.only, err);
+    case TD_MSG_CANCEL:
+        return check_only(m->cancel.only, err);
     case TD_MSG_PEER_HELLO:
         if (!m->peer_hello.name[0]) REFUSE("a hello without a name");
         return check_blob(m->peer_hello.xfer_address, m->peer_hello.xfer_address_len,
@@ -112,8 +134,6 @@ td_status td_msg_check(const struct td_msg *m, struct td_error *err) {
     case TD_MSG_HEARTBEAT:
     case TD_MSG_ADMIT_REPLY:
     case TD_MSG_KEEP:
-    case TD_MSG_FAILED:
-    case TD_MSG_CANCEL:
     case TD_MSG_RELEASED:
     case TD_MSG_LEDGER:
     case TD_MSG_PEER_BEAT:

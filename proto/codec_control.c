@@ -70,6 +70,7 @@ static void pack_admit(struct td_pack *p, const struct td_msg_admit *m) {
     b->n_ids = m->ids ? m->n_prompt : 0;
     b->ids = (uint32_t *)m->ids;
     b->prompt_hash = m->prompt_hash;
+    b->n = m->n;
 }
 
 static void pack_admit_reply(struct td_pack *p, const struct td_msg_admit_reply *m) {
@@ -94,6 +95,7 @@ static void pack_prefill(struct td_pack *p, const struct td_msg_prefill *m) {
     b->decode_name = (char *)m->decode_name;
     b->decode_address.data = (uint8_t *)m->decode_address;
     b->decode_address.len = m->decode_address_len;
+    b->n = m->n;
 }
 
 static void pack_ledger(struct td_pack *p, const struct td_msg_ledger *m) {
@@ -114,22 +116,26 @@ static void pack_ledger(struct td_pack *p, const struct td_msg_ledger *m) {
     b->bytes_moved = m->bytes_moved;
     b->cancels = m->cancels;
     b->bytes_before_last_chunk = m->bytes_before_last_chunk;
+    b->pages_shared = m->pages_shared;
 }
 
 static void pack_result(struct td_pack *p, const struct td_msg *m) {
     if (m->type == TD_MSG_TOKENS) {
         BODY(tokens, Tokens);
         b->key = pack_key(p, m->tokens.key);
+        b->choice = m->tokens.choice;
         b->index = m->tokens.index;
         b->tokens = td_pack_tokens(p, m->tokens.tokens, m->tokens.n);
     } else if (m->type == TD_MSG_FINISHED) {
         BODY(finished, Finished);
         b->key = pack_key(p, m->finished.key);
+        b->choice = m->finished.choice;
         b->reason = m->finished.reason;
         b->n_tokens = m->finished.n_tokens;
     } else if (m->type == TD_MSG_FAILED) {
         BODY(failed, Failed);
         b->key = pack_key(p, m->failed.key);
+        b->only = m->failed.only;
         b->status = m->failed.status;
         b->text = (char *)m->failed.text;
     } else {
@@ -154,6 +160,7 @@ static void pack_small(struct td_pack *p, const struct td_msg *m) {
     } else {
         BODY(cancel, Cancel);
         b->key = pack_key(p, m->cancel.key);
+        b->only = m->cancel.only;
     }
 }
 
@@ -251,6 +258,7 @@ static td_status unpack_admit(const TdPb__Admit *b, struct td_msg_admit *m, stru
     unpack_sampling(b->sampling, &m->sampling);
     m->ids = b->n_ids ? (const int32_t *)b->ids : NULL;
     m->prompt_hash = b->prompt_hash;
+    m->n = b->n;
     return TD_OK;
 }
 
@@ -276,12 +284,14 @@ static td_status unpack_prefill(const TdPb__Prefill *b, struct td_msg_prefill *m
     m->decode_epoch = b->decode_epoch;
     m->decode_address = b->decode_address.data;
     m->decode_address_len = b->decode_address.len;
+    m->n = b->n;
     return td_unpack_text(b->decode_name, m->decode_name, sizeof m->decode_name, "name", err);
 }
 
 static td_status unpack_tokens(const TdPb__Tokens *b, struct td_msg_arena *a,
                                struct td_msg_tokens *m, struct td_error *err) {
     m->key = unpack_key(b->key);
+    m->choice = b->choice;
     m->index = b->index;
     if (!b->tokens) return td_fail(err, TD_PROTOCOL, "a tokens message without tokens");
     size_t n = b->tokens->n_id;
@@ -312,6 +322,7 @@ static void unpack_ledger(const TdPb__Ledger *b, struct td_msg_ledger *m) {
     m->bytes_moved = b->bytes_moved;
     m->cancels = b->cancels;
     m->bytes_before_last_chunk = b->bytes_before_last_chunk;
+    m->pages_shared = b->pages_shared;
 }
 
 static td_status unpack_small(const TdPb__Frame *f, struct td_msg *m, struct td_error *err) {
@@ -327,14 +338,17 @@ static td_status unpack_small(const TdPb__Frame *f, struct td_msg *m, struct td_
         return TD_OK;
     case TD_MSG_CANCEL:
         m->cancel.key = unpack_key(f->cancel->key);
+        m->cancel.only = f->cancel->only;
         return TD_OK;
     case TD_MSG_FINISHED:
         m->finished.key = unpack_key(f->finished->key);
+        m->finished.choice = f->finished->choice;
         m->finished.reason = (enum td_finish)f->finished->reason;
         m->finished.n_tokens = f->finished->n_tokens;
         return TD_OK;
     case TD_MSG_FAILED:
         m->failed.key = unpack_key(f->failed->key);
+        m->failed.only = f->failed->only;
         m->failed.status = td_unpack_status(f->failed->status);
         return td_unpack_text(f->failed->text, m->failed.text, sizeof m->failed.text, "text", err);
     default:

@@ -7,7 +7,8 @@
  *
  * Identity. A process is its random 64-bit epoch, never its address. A request is (id, attempt):
  * the router draws a new attempt for each pair of workers it tries, and whatever still arrives
- * for an older attempt is dropped. A handoff is a ticket, unique within a decode epoch. */
+ * for an older attempt is dropped. A handoff is a ticket, unique within a decode epoch. An attempt
+ * has n choices: sequences of one prompt, each with a seed of its own (td_choice_seed). */
 #ifndef TD_PROTO_MSG_H
 #define TD_PROTO_MSG_H
 
@@ -28,7 +29,7 @@ enum {
     TD_LANDING_SLABS_MAX = 64,
     TD_TOKENS_PER_MSG_MAX = 64,
     TD_KV_FAMILIES_MAX = 8,
-    TD_FIRST_TOKENS_MAX = 8,
+    TD_FIRST_TOKENS_MAX = TD_CHOICES_MAX,
 };
 
 enum td_role { TD_ROLE_ROUTER = 1, TD_ROLE_PREFILL = 2, TD_ROLE_DECODE = 3 };
@@ -51,7 +52,7 @@ enum td_msg_type {
     TD_MSG_FINISHED = 9,    /* worker -> router: the answer is complete */
     TD_MSG_FAILED = 10,     /* worker -> router: this attempt cannot go on */
     TD_MSG_CANCEL = 11,     /* router -> worker; idempotent */
-    TD_MSG_RELEASED = 12,   /* worker -> router: holds nothing for this key any more */
+    TD_MSG_RELEASED = 12,   /* worker -> router: holds nothing for this key, of any choice */
     TD_MSG_LEDGER = 13,     /* worker -> router, with each heartbeat: who owns what */
     /* data */
     TD_MSG_PEER_HELLO = 32,   /* prefill -> decode */
@@ -104,7 +105,8 @@ struct td_msg_heartbeat {
 struct td_msg_admit {
     struct td_key key;
     uint32_t n_prompt;
-    uint32_t max_new; /* output limit, >= 1 */
+    uint32_t max_new; /* output limit of each choice, >= 1 */
+    uint32_t n;       /* choices, at most TD_CHOICES_MAX; 0 reads as 1 */
     struct td_sampling sampling;
     const int32_t *ids;   /* [n_prompt] when decode shall prefill by itself; else NULL */
     uint64_t prompt_hash; /* td_prompt_hash of the ids: the manifest must show the same */
@@ -125,6 +127,7 @@ struct td_msg_keep {
 struct td_msg_prefill {
     struct td_key key;
     uint32_t n_prompt, max_new;
+    uint32_t n; /* choices, as in ADMIT: so many tokens 0 are sampled */
     struct td_sampling sampling;
     const int32_t *ids; /* [n_prompt] */
     uint64_t ticket;
@@ -139,6 +142,7 @@ struct td_msg_tokens {
     uint32_t index; /* of tokens[0] in the answer; token 0 is the first after the prompt */
     uint32_t n;     /* 1..TD_TOKENS_PER_MSG_MAX */
     const struct td_token *tokens;
+    uint32_t choice; /* 0..n-1 */
 };
 
 enum td_finish { TD_FINISH_STOP = 1, TD_FINISH_LENGTH = 2 };
@@ -147,16 +151,19 @@ struct td_msg_finished {
     struct td_key key;
     enum td_finish reason;
     uint32_t n_tokens; /* of the answer, end-of-text included when it was sampled */
+    uint32_t choice;
 };
 
 struct td_msg_failed {
     struct td_key key;
     td_status status;
     char text[TD_TEXT_MAX];
+    uint32_t only; /* 0: every choice; c + 1: choice c alone, the others go on */
 };
 
 struct td_msg_cancel {
     struct td_key key;
+    uint32_t only; /* as in FAILED */
 };
 
 struct td_msg_released {
@@ -166,6 +173,7 @@ struct td_msg_released {
 
 struct td_msg_ledger {
     uint32_t pages_free, pages_owned, pages_quarantined;
+    uint32_t pages_shared; /* of the owned ones: held by several choices, counted once */
     uint32_t slots_free, slots_owned, slots_quarantined;
     uint32_t landing_free, landing_granted, landing_quarantined; /* decode */
     uint32_t send_free, send_busy;                               /* prefill */
@@ -229,7 +237,7 @@ struct td_msg_manifest {
     uint32_t n_families;
     struct td_msg_family family[TD_KV_FAMILIES_MAX];
     uint32_t n_first;
-    struct td_token first[TD_FIRST_TOKENS_MAX]; /* token 0 of each sequence */
+    struct td_token first[TD_FIRST_TOKENS_MAX]; /* [n_first] token 0 of each choice */
     uint64_t seed;
     uint32_t next_position; /* of the next token to sample */
 };

@@ -6,7 +6,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { TD_TOP_LOGPROBS_MAX = 20 };
+enum {
+    TD_TOP_LOGPROBS_MAX = 20,
+    TD_CHOICES_MAX = 8, /* sequences of one request (`n`) */
+};
 
 struct td_sampling {
     float temperature;     /* 0: greedy, ties to the lowest id */
@@ -18,6 +21,13 @@ struct td_sampling {
     bool logprobs;         /* the chosen token's logprob wanted */
     bool ignore_eos;       /* end-of-text does not end the sequence */
 };
+
+/* The seed of choice c of a request: choice 0 is what the request alone would be, and choice c is
+ * what a request with this seed alone would be. The step is odd, so choices never share a seed, and
+ * large, so neighbouring seeds of a client do not meet each other's choices. */
+static inline uint64_t td_choice_seed(uint64_t seed, uint32_t choice) {
+    return seed + choice * 0x9E3779B97F4A7C15ull;
+}
 
 struct td_token_alt {
     int32_t id;

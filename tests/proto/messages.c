@@ -22,7 +22,9 @@ enum kind {
     TOKENS,
     SLABS,
     FAMILIES,
-    FIRST
+    FIRST,
+    CHOICES, /* 1..TD_CHOICES_MAX: how many, or which one alone */
+    CHOICE   /* 1..TD_CHOICES_MAX - 1: what is 0 would not be seen missing */
 };
 
 struct field {
@@ -35,6 +37,9 @@ struct field {
 
 #define F(TYPE, member, field, kind)                                                               \
     { TD_MSG_##TYPE, #member "." #field, kind, offsetof(struct td_msg, member.field), true }
+
+#define NEW(TYPE, member, field, kind)                                                             \
+    { TD_MSG_##TYPE, #member "." #field, kind, offsetof(struct td_msg, member.field), false }
 
 static const struct field fields[] = {
     F(HELLO, hello, version, U32),
@@ -69,6 +74,7 @@ static const struct field fields[] = {
     F(ADMIT, admit, sampling, SAMPLING),
     F(ADMIT, admit, ids, IDS),
     F(ADMIT, admit, prompt_hash, U64),
+    NEW(ADMIT, admit, n, CHOICES),
     F(ADMIT_REPLY, admit_reply, key, KEY),
     F(ADMIT_REPLY, admit_reply, status, STATUS),
     F(ADMIT_REPLY, admit_reply, text, TEXT),
@@ -84,16 +90,21 @@ static const struct field fields[] = {
     F(PREFILL, prefill, decode_epoch, U64),
     F(PREFILL, prefill, decode_name, NAME),
     F(PREFILL, prefill, decode_address, ADDRESS),
+    NEW(PREFILL, prefill, n, CHOICES),
     F(TOKENS, tokens, key, KEY),
     F(TOKENS, tokens, index, U32),
     F(TOKENS, tokens, tokens, TOKENS),
+    NEW(TOKENS, tokens, choice, CHOICE),
     F(FINISHED, finished, key, KEY),
     F(FINISHED, finished, reason, FINISH),
     F(FINISHED, finished, n_tokens, U32),
+    NEW(FINISHED, finished, choice, CHOICE),
     F(FAILED, failed, key, KEY),
     F(FAILED, failed, status, STATUS),
     F(FAILED, failed, text, TEXT),
+    NEW(FAILED, failed, only, CHOICES),
     F(CANCEL, cancel, key, KEY),
+    NEW(CANCEL, cancel, only, CHOICES),
     F(RELEASED, released, key, KEY),
     F(RELEASED, released, queue_ns, U64),
     F(RELEASED, released, compute_ns, U64),
@@ -114,6 +125,7 @@ static const struct field fields[] = {
     F(LEDGER, ledger, bytes_moved, U64),
     F(LEDGER, ledger, cancels, U64),
     F(LEDGER, ledger, bytes_before_last_chunk, U64),
+    NEW(LEDGER, ledger, pages_shared, U32),
     F(PEER_HELLO, peer_hello, version, U32),
     F(PEER_HELLO, peer_hello, name, NAME),
     F(PEER_HELLO, peer_hello, epoch, U64),
@@ -304,6 +316,12 @@ static void fill_field(const struct field *f, struct td_msg *m, uint64_t *r,
     case U64:
         *(uint64_t *)p = some_number(r);
         return;
+    case CHOICES:
+        *(uint32_t *)p = (uint32_t)(1 + test_random(r) % TD_CHOICES_MAX);
+        return;
+    case CHOICE:
+        *(uint32_t *)p = (uint32_t)(1 + test_random(r) % (TD_CHOICES_MAX - 1));
+        return;
     case BOOL:
         *(bool *)p = true;
         return;
@@ -417,6 +435,8 @@ static bool same_field(const struct field *f, const struct td_msg *a, const stru
     case STATUS:
     case ROLE:
     case FINISH:
+    case CHOICES:
+    case CHOICE:
         return memcmp(x, y, sizeof(uint32_t)) == 0;
     case U64:
         return memcmp(x, y, sizeof(uint64_t)) == 0;

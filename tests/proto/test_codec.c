@@ -266,6 +266,12 @@ static void test_limits(void **state) {
     REFUSED(ADMIT, m.admit.sampling.temperature = -1);
     REFUSED(ADMIT, m.admit.sampling.temperature = 0.0f / 0.0f);
     REFUSED(ADMIT, m.admit.sampling.top_logprobs = TD_TOP_LOGPROBS_MAX + 1);
+    REFUSED(ADMIT, m.admit.n = TD_CHOICES_MAX + 1);
+    REFUSED(PREFILL, m.prefill.n = TD_CHOICES_MAX + 1);
+    REFUSED(TOKENS, m.tokens.choice = TD_CHOICES_MAX);
+    REFUSED(FINISHED, m.finished.choice = TD_CHOICES_MAX);
+    REFUSED(FAILED, m.failed.only = TD_CHOICES_MAX + 1);
+    REFUSED(CANCEL, m.cancel.only = TD_CHOICES_MAX + 1);
     REFUSED(PREFILL, m.prefill.ids = NULL);
     REFUSED(PREFILL, room.ids[m.prefill.n_prompt - 1] = -1);
     REFUSED(TOKENS, m.tokens.n = 0);
