@@ -122,8 +122,8 @@ static void write_worker(struct td_json_out *w, const struct td_serve *s,
     number(w, "pages", k->pages);
     number(w, "slots", k->slots);
     flag(w, "draining", k->draining);
-    flag(w, "cooling", k->cool_until_ns > now);
-    number(w, "failures", k->failures);
+    flag(w, "cooling", k->cool.until_ns > now);
+    number(w, "failures", k->cool.failures);
     number(w, "legs", k->legs);
     number(w, "work_tokens", k->work_tokens);
     number(w, "running", k->beat.running);
@@ -139,7 +139,7 @@ static void write_worker(struct td_json_out *w, const struct td_serve *s,
     td_json_close(w, '}');
 }
 
-static void write_pairs(struct td_json_out *w, const struct td_fleet *f) {
+static void write_pairs(struct td_json_out *w, const struct td_fleet *f, uint64_t now) {
     td_json_key(w, "pairs");
     td_json_open(w, '[');
     for (int d = 0; d < TD_FLEET_WORKERS_MAX; d++) {
@@ -152,8 +152,9 @@ static void write_pairs(struct td_json_out *w, const struct td_fleet *f) {
             text(w, "prefill", pre->name);
             text(w, "decode", dec->name);
             flag(w, "proven", dec->proven >> p & 1);
-            flag(w, "same_numerics",
-                 td_fleet_same_numerics(f, (struct td_pair){pre->epoch, dec->epoch}));
+            struct td_pair pair = {pre->epoch, dec->epoch};
+            flag(w, "cooling", td_fleet_cool_until(f, pair) > now);
+            flag(w, "same_numerics", td_fleet_same_numerics(f, pair));
             td_json_close(w, '}');
         }
     }
@@ -213,7 +214,7 @@ void td_api_cluster(struct td_serve *s, struct td_http_conn *c) {
         for (int i = 0; i < TD_FLEET_WORKERS_MAX; i++)
             if (f->worker[i].epoch) write_worker(w, s, &f->worker[i], now);
         td_json_close(w, ']');
-        write_pairs(w, f);
+        write_pairs(w, f, now);
         write_counts(w, s->flow);
     }
     write_requests(w, s, now);

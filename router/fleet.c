@@ -137,8 +137,10 @@ void td_fleet_leave(struct td_fleet *f, uint64_t epoch) {
     uint32_t i = find(f, epoch);
     if (i == UINT32_MAX) return;
     /* The next worker in this entry has proven nothing yet. */
-    for (uint32_t k = 0; k < f->o.max_workers; k++)
+    for (uint32_t k = 0; k < f->o.max_workers; k++) {
         f->worker[k].proven &= ~(1ull << i);
+        f->way[i][k] = f->way[k][i] = (struct td_fleet_cool){0};
+    }
     memset(&f->worker[i], 0, sizeof f->worker[i]);
 }
 
@@ -202,6 +204,13 @@ static uint64_t later(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
+static uint64_t cools_until(const struct td_fleet *f, const struct td_fleet_worker *p,
+                            const struct td_fleet_worker *d) {
+    if (p == NULL) return d->cool.until_ns;
+    return later(later(p->cool.until_ns, d->cool.until_ns),
+                 f->way[p - f->worker][d - f->worker].until_ns);
+}
+
 /* Our own count is exact; the worker's may include what a former router left behind. */
 static uint64_t work(const struct td_fleet_worker *w) {
     return w == NULL ? 0 : later(w->work_tokens, w->beat.queued_tokens);
@@ -216,24 +225,31 @@ uint32_t td_fleet_limit(const struct td_fleet *f, bool colocate) {
 }
 
 td_status td_fleet_choose(const struct td_fleet *f, uint64_t now_ns, uint32_t tokens, bool colocate,
-                          struct td_pair *ret_pair, uint64_t *ret_when_ns) {
+                          bool patient, struct td_pair *ret_pair, uint64_t *ret_when_ns) {
     const struct td_fleet_worker *p, *d;
-    uint64_t best = UINT64_MAX, when = UINT64_MAX;
-    bool any = false;
+    uint64_t best = UINT64_MAX, when = UINT64_MAX, coolest = UINT64_MAX;
+    bool any = false, sound = false;
+    struct td_pair cooling = {0};
     for (uint32_t c = 0; next_pair(f, colocate, &c, &p, &d);) {
         if (!pair_proven(f, p, d) || pair_limit(p, d) < tokens) continue;
         any = true;
         if (d->draining || (p != NULL && p->draining)) continue;
-        uint64_t free_at =
-            later(later(d->cool_until_ns, d->busy_until_ns), p != NULL ? p->cool_until_ns : 0);
+        struct td_pair pair = {p != NULL ? p->epoch : 0, d->epoch};
+        uint64_t cool_at = cools_until(f, p, d), free_at = later(cool_at, d->busy_until_ns);
+        if (cool_at <= now_ns) sound = true;
         if (free_at > now_ns) {
             if (free_at < when) when = free_at;
+            if (d->busy_until_ns <= now_ns && cool_at < coolest) coolest = cool_at, cooling = pair;
         } else if (work(p) + work(d) < best) {
             best = work(p) + work(d);
-            *ret_pair = (struct td_pair){p != NULL ? p->epoch : 0, d->epoch};
+            *ret_pair = pair;
         }
     }
     *ret_when_ns = when;
+    if (!patient && !sound && coolest != UINT64_MAX) {
+        *ret_pair = cooling;
+        return TD_OK;
+    }
     return best != UINT64_MAX ? TD_OK : any ? TD_BUSY : TD_UNREACHABLE;
 }
 
@@ -243,8 +259,7 @@ bool td_fleet_probe_due(const struct td_fleet *f, uint64_t now_ns, struct td_pai
     *ret_when_ns = UINT64_MAX;
     for (uint32_t c = 0; next_pair(f, f->o.colocate, &c, &p, &d);) {
         if (pair_proven(f, p, d) || d->draining || (p != NULL && p->draining)) continue;
-        uint64_t free_at =
-            later(later(d->cool_until_ns, d->busy_until_ns), p != NULL ? p->cool_until_ns : 0);
+        uint64_t free_at = later(cools_until(f, p, d), d->busy_until_ns);
         if (free_at <= now_ns) {
             *ret_pair = (struct td_pair){p != NULL ? p->epoch : 0, d->epoch};
             return true;
@@ -308,17 +323,33 @@ void td_fleet_roomy(struct td_fleet *f, uint64_t epoch) {
     td_fleet_busy(f, epoch, 0);
 }
 
-void td_fleet_failed(struct td_fleet *f, uint64_t epoch, uint64_t now_ns) {
-    struct td_fleet_worker *w = at(f, epoch);
-    if (w == NULL) return;
+static void cool_down(const struct td_fleet *f, struct td_fleet_cool *c, uint64_t now_ns) {
+    if (c->until_ns > now_ns) return; /* the same trouble */
     uint64_t cool = f->o.cool_ns;
-    for (uint32_t i = 0; i < w->failures && cool < f->o.cool_max_ns; i++)
+    for (uint32_t i = 0; i < c->failures && cool < f->o.cool_max_ns; i++)
         cool *= 2;
-    w->failures++;
-    w->cool_until_ns = now_ns + (cool < f->o.cool_max_ns ? cool : f->o.cool_max_ns);
+    c->failures++;
+    c->until_ns = now_ns + (cool < f->o.cool_max_ns ? cool : f->o.cool_max_ns);
 }
 
-void td_fleet_worked(struct td_fleet *f, uint64_t epoch) {
+void td_fleet_failed(struct td_fleet *f, uint64_t epoch, uint64_t now_ns) {
     struct td_fleet_worker *w = at(f, epoch);
-    if (w != NULL) w->failures = 0;
+    if (w != NULL) cool_down(f, &w->cool, now_ns);
+}
+
+void td_fleet_way_failed(struct td_fleet *f, struct td_pair pair, uint64_t now_ns) {
+    uint32_t p = find(f, pair.prefill), d = find(f, pair.decode);
+    if (p != UINT32_MAX && d != UINT32_MAX) cool_down(f, &f->way[p][d], now_ns);
+}
+
+void td_fleet_worked(struct td_fleet *f, struct td_pair pair) {
+    uint32_t p = find(f, pair.prefill), d = find(f, pair.decode);
+    if (p != UINT32_MAX) f->worker[p].cool.failures = 0;
+    if (d != UINT32_MAX) f->worker[d].cool.failures = 0;
+    if (p != UINT32_MAX && d != UINT32_MAX) f->way[p][d].failures = 0;
+}
+
+uint64_t td_fleet_cool_until(const struct td_fleet *f, struct td_pair pair) {
+    const struct td_fleet_worker *d = td_fleet_find(f, pair.decode);
+    return d != NULL ? cools_until(f, td_fleet_find(f, pair.prefill), d) : 0;
 }

@@ -5,8 +5,13 @@
  * process under the same name replaces the older one.
  *
  * Load is counted in tokens when work is dispatched and taken back as it is done, so a burst cannot
- * land on one worker before its first heartbeat. Failures cool a worker down for a time that
- * doubles up to a bound and is forgotten after a success: no failure is for ever. */
+ * land on one worker before its first heartbeat.
+ *
+ * Failures cool down what failed: a worker, or the way between the two of a pair when either may be
+ * the reason. The time doubles up to a bound with every failure after the last one has cooled, so
+ * that one step that takes sixteen sequences with it counts once, and is forgotten after a success.
+ * Others are chosen meanwhile; where there is no other, only a request that has just failed waits
+ * for it, and the rest of the service goes on. */
 #ifndef TD_ROUTER_FLEET_H
 #define TD_ROUTER_FLEET_H
 
@@ -25,6 +30,11 @@ struct td_fleet_options {
     bool mixed_numerics;  /* pairs of different numerics ids are allowed */
     uint64_t cool_ns;     /* first cool-down after a failure; 0: one second */
     uint64_t cool_max_ns; /* 0: 30 seconds */
+};
+
+struct td_fleet_cool {
+    uint64_t until_ns;
+    uint32_t failures; /* in a row */
 };
 
 /* Read-only for everybody else. */
@@ -46,8 +56,7 @@ struct td_fleet_worker {
     uint64_t joined_ns, beat_ns;
     /* judgement */
     uint64_t busy_until_ns; /* decode said BUSY */
-    uint64_t cool_until_ns;
-    uint32_t failures; /* in a row */
+    struct td_fleet_cool cool;
     uint64_t proven;   /* decode: bit i = pair with prefill entry i; prefill: unused */
     bool proven_alone; /* decode: it answered a probe by itself */
 };
@@ -55,6 +64,8 @@ struct td_fleet_worker {
 struct td_fleet {
     struct td_fleet_options o;
     struct td_fleet_worker worker[TD_FLEET_WORKERS_MAX];
+    /* the ways: [entry of prefill][entry of decode] */
+    struct td_fleet_cool way[TD_FLEET_WORKERS_MAX][TD_FLEET_WORKERS_MAX];
 };
 
 /* Two epochs; prefill 0: decode does it alone. */
@@ -90,9 +101,11 @@ const struct td_fleet_worker *td_fleet_find(const struct td_fleet *f, uint64_t e
 /* Most tokens, prompt and output together, that any pair now connected can hold; 0: no pair. */
 uint32_t td_fleet_limit(const struct td_fleet *f, bool colocate);
 /* The proven pair with the least outstanding work that can hold `tokens`. UNREACHABLE: there is no
- * proven pair; BUSY: there is, but all are draining, cooling down or full until *ret_when_ns. */
+ * proven pair; BUSY: there is, but all are draining, cooling down or full until *ret_when_ns. A
+ * pair that cools is taken only when all cool, and not for who is `patient`: for a request that has
+ * just failed. */
 TD_MUST_USE td_status td_fleet_choose(const struct td_fleet *f, uint64_t now_ns, uint32_t tokens,
-                                      bool colocate, struct td_pair *ret_pair,
+                                      bool colocate, bool patient, struct td_pair *ret_pair,
                                       uint64_t *ret_when_ns);
 /* A pair that should be probed now: compatible, not proven, not cooling. False: none; then
  * *ret_when_ns is when one stops cooling, or UINT64_MAX. */
@@ -112,6 +125,10 @@ void td_fleet_ended(struct td_fleet *f, uint64_t epoch, uint64_t tokens_left);
 void td_fleet_busy(struct td_fleet *f, uint64_t epoch, uint64_t until_ns);
 void td_fleet_roomy(struct td_fleet *f, uint64_t epoch);
 void td_fleet_failed(struct td_fleet *f, uint64_t epoch, uint64_t now_ns);
-void td_fleet_worked(struct td_fleet *f, uint64_t epoch);
+/* Either of the two, or what is between them. */
+void td_fleet_way_failed(struct td_fleet *f, struct td_pair pair, uint64_t now_ns);
+void td_fleet_worked(struct td_fleet *f, struct td_pair pair);
+/* Until when the pair cools; 0 or past: it does not. */
+uint64_t td_fleet_cool_until(const struct td_fleet *f, struct td_pair pair);
 
 #endif

@@ -78,7 +78,7 @@ static bool too_long(struct td_flow *f, struct request *r, bool colocate) {
 
 /* First come, first served: when the oldest finds no room, nobody overtakes it. A request that no
  * proven pair could take at all does not hold up the others, nor does one whose earlier attempts'
- * workers have not let go. */
+ * workers have not let go, nor one that waits for what failed it to cool down. */
 static void pump(struct td_flow *f) {
     if (!f->pump_due && f->now_ns < f->pump_ns) return;
     f->pump_due = false;
@@ -89,13 +89,18 @@ static void pump(struct td_flow *f) {
         struct td_pair pair;
         uint64_t when;
         if (!td_flow_leg_room(r) || too_long(f, r, colocate)) continue;
-        td_status s = td_fleet_choose(&f->fleet, f->now_ns, r->s.n_prompt + r->s.max_new, colocate,
-                                      &pair, &when);
+        uint32_t tokens = r->s.n_prompt + r->s.max_new;
+        bool patient = r->failures > 0;
+        td_status s =
+            td_fleet_choose(&f->fleet, f->now_ns, tokens, colocate, patient, &pair, &when);
         if (s == TD_OK) {
             td_flow_start(f, r, pair);
         } else if (s == TD_BUSY) {
-            f->pump_ns = when;
-            return;
+            uint64_t unused;
+            if (when < f->pump_ns) f->pump_ns = when;
+            if (!patient || td_fleet_choose(&f->fleet, f->now_ns, tokens, colocate, false, &pair,
+                                            &unused) != TD_OK)
+                return;
         }
     }
 }

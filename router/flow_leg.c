@@ -113,7 +113,7 @@ static struct td_flow_action *say(struct td_flow *f, struct request *r,
     a->request = r->s.request;
     a->user = r->s.user;
     r->times.ended = f->now_ns;
-    r->times.attempts = r->attempt;
+    r->times.attempts = r->attempt - r->refused;
     r->times.pair = r->pair;
     return a;
 }
@@ -127,8 +127,7 @@ void td_flow_end(struct td_flow *f, struct request *r, enum td_finish reason) {
         a->end.times = r->times;
         f->counts.ended++;
     }
-    td_fleet_worked(&f->fleet, r->pair.decode);
-    td_fleet_worked(&f->fleet, r->pair.prefill);
+    td_fleet_worked(&f->fleet, r->pair);
     bool probe = r->pinned;
     td_flow_over(f, r);
     if (probe) td_flow_probe_ended(f);
@@ -157,6 +156,21 @@ static bool blameless(td_status s) {
     return s < TD_PEER_LOST && s != TD_CORRUPT && s != TD_TIMEOUT;
 }
 
+/* Something of the handoff, which takes two. */
+static bool between_two(const struct request *r, td_status s) {
+    return r->pair.prefill != 0 && r->state == ADMITTED &&
+           (s == TD_CORRUPT || s == TD_TIMEOUT || s == TD_PEER_LOST || s == TD_MISMATCH ||
+            s == TD_UNREACHABLE);
+}
+
+static void blame(struct td_flow *f, const struct request *r, td_status s, uint64_t epoch) {
+    if (epoch == 0 || blameless(s) || r->pinned) return;
+    if (between_two(r, s))
+        td_fleet_way_failed(&f->fleet, r->pair, f->now_ns);
+    else
+        td_fleet_failed(&f->fleet, epoch, f->now_ns);
+}
+
 /* The last token came, and the worker was lost before it could say so. */
 static enum td_finish complete(const struct td_flow *f, const struct request *r) {
     if (r->pinned || !td_flow_shown(r)) return 0;
@@ -172,7 +186,7 @@ void td_flow_attempt_failed(struct td_flow *f, struct request *r, td_status s, u
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    if (epoch != 0 && !blameless(s) && !r->pinned) td_fleet_failed(&f->fleet, epoch, f->now_ns);
+    blame(f, r, s, epoch);
     enum td_finish reason = s != TD_PROTOCOL ? complete(f, r) : 0;
     if (reason != 0) {
         td_flow_end(f, r, reason);
@@ -183,8 +197,7 @@ void td_flow_attempt_failed(struct td_flow *f, struct request *r, td_status s, u
     if (!preempted) r->failures++;
     if (preempted && !td_flow_shown(r)) r->fruitless++;
     if (r->pinned || hopeless || r->failures >= TD_FLOW_ATTEMPTS_MAX ||
-        r->fruitless >= TD_FLOW_FRUITLESS_MAX ||
-        (td_flow_shown(r) && !preempted && !r->s.whole)) {
+        r->fruitless >= TD_FLOW_FRUITLESS_MAX || (td_flow_shown(r) && !preempted && !r->s.whole)) {
         td_flow_fail(f, r, s, 0, text);
         return;
     }

@@ -40,6 +40,7 @@ struct request {
     bool pinned; /* a probe: this pair or none */
     /* this attempt */
     uint32_t attempt, failures;
+    uint32_t refused; /* attempts that ended in BUSY: they were none */
     uint32_t base; /* tokens delivered before it: they stand in its prompt, and the workers count
                     * from the next one */
     struct td_pair pair;

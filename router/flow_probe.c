@@ -94,10 +94,14 @@ void td_flow_probe_ended(struct td_flow *f) {
 void td_flow_probe_failed(struct td_flow *f, td_status s, const char *text) {
     struct probe *p = &f->probe;
     p->active = false;
-    f->probe_ns = 0;
+    f->probe_ns = f->now_ns + f->fleet.o.cool_ns; /* nothing else holds back one that was refused */
     if (s != TD_BUSY && s != TD_PREEMPTED) {
-        td_fleet_failed(&f->fleet, p->pair.prefill, f->now_ns);
-        td_fleet_failed(&f->fleet, p->pair.decode, f->now_ns);
+        f->probe_ns = 0;
+        /* What a pair cannot do together says nothing about the two with others. */
+        if (p->pair.prefill != 0 && (p->stage == 0 || s == TD_CORRUPT))
+            td_fleet_way_failed(&f->fleet, p->pair, f->now_ns);
+        else
+            td_fleet_failed(&f->fleet, p->pair.decode, f->now_ns);
     }
     report(f, p->pair, s, text);
 }

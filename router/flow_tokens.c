@@ -140,6 +140,7 @@ static void admit_reply(struct td_flow *f, struct request *r, int leg,
         return;
     }
     f->counts.busy++;
+    r->refused++;
     td_fleet_busy(&f->fleet, epoch, f->now_ns + (m->retry_ms != 0 ? m->retry_ms : 1) * MS_NS);
     if (r->pinned)
         td_flow_fail(f, r, TD_BUSY, m->retry_ms, m->text);
@@ -176,10 +177,6 @@ static void leg_failed(struct td_flow *f, struct request *r, int leg, td_status 
      * is gone, and either is on its way here. */
     bool echo = leg == r->prefill && s == TD_STALE && r->decode != NO_LEG && !r->pinned;
     if (leg == r->decode || (!td_flow_shown(r) && !echo)) {
-        /* A handoff takes two: when it fails, either may be the reason. */
-        if (leg == r->prefill && (s == TD_PEER_LOST || s == TD_TIMEOUT || s == TD_UNREACHABLE) &&
-            !r->pinned)
-            td_fleet_failed(&f->fleet, r->pair.decode, f->now_ns);
         td_flow_attempt_failed(f, r, s, epoch, "%s", text);
     } else if (r->state == ADMITTED) {
         r->last_word = true; /* decode streams if it got everything, or lets the lease expire */

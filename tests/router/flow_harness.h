@@ -24,6 +24,7 @@ static uint64_t last_ticket;
 static int32_t last_id; /* delivered */
 static int32_t prompt[8 + 100] = {5, 6, 7, 8, 9, 10, 11, 12};
 static struct td_msg_admit last_admit;
+static struct td_flow_times last_times; /* of the last END */
 
 static inline void say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static inline void say(const char *fmt, ...) {
@@ -56,6 +57,7 @@ static inline void say_action(const struct td_flow_action *a) {
         say("GIVE %llu #%u+%u\n", r, a->deliver.index, a->deliver.n);
         return;
     case TD_FLOW_END:
+        last_times = a->end.times;
         say("END %llu %s %u\n", r, a->end.reason == TD_FINISH_STOP ? "stop" : "length",
             a->end.n_tokens);
         return;

@@ -100,7 +100,7 @@ static void test_one_process_of_a_name(void **state) {
     uint64_t when;
     /* The new process has proven nothing: only p1 is chosen, and a probe is due. */
     td_fleet_began(&fleet, 2, 500);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_OK);
     assert_int_equal(pair.prefill, 2);
     assert_true(td_fleet_probe_due(&fleet, 0, &pair, &when));
     assert_int_equal(pair.prefill, 11);
@@ -116,41 +116,87 @@ static void test_least_outstanding_tokens(void **state) {
     td_fleet_began(&fleet, 2, 10);
     td_fleet_began(&fleet, 2, 10);
     td_fleet_began(&fleet, 3, 50);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_OK);
     assert_int_equal(pair.prefill, 2);
     assert_int_equal(pair.decode, 4);
     td_fleet_did(&fleet, 1, 90);
     td_fleet_ended(&fleet, 3, 50);
     td_fleet_began(&fleet, 4, 1);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_OK);
     assert_int_equal(pair.prefill, 1);
     assert_int_equal(pair.decode, 3);
 }
 
-static void test_busy_draining_cooling(void **state) {
+static void test_busy_and_draining(void **state) {
     (void)state;
     four();
     struct td_pair pair;
     uint64_t when;
     td_fleet_busy(&fleet, 3, 5 * S);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_OK);
     assert_int_equal(pair.decode, 4);
     assert_true(td_fleet_drain(&fleet, "d1", true));
     assert_false(td_fleet_drain(&fleet, "nobody", true));
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_BUSY);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_BUSY);
     assert_int_equal(when, 5 * S);
-    assert_int_equal(td_fleet_choose(&fleet, 5 * S, 10, false, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 5 * S, 10, false, false, &pair, &when), TD_OK);
     td_fleet_roomy(&fleet, 3);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_OK);
-    /* Cooling doubles up to its bound, is forgotten after a success, and never lasts. */
-    for (int i = 0; i < 5; i++)
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_OK);
+}
+
+static td_status choose(uint64_t now, bool patient, struct td_pair *ret_pair, uint64_t *ret_when) {
+    return td_fleet_choose(&fleet, now, 10, false, patient, ret_pair, ret_when);
+}
+
+static void test_cooling(void **state) {
+    (void)state;
+    four();
+    struct td_pair pair;
+    uint64_t when;
+    td_fleet_drain(&fleet, "d1", true);
+    for (int i = 0; i < 16; i++) /* one step fails, and sixteen sequences with it */
         td_fleet_failed(&fleet, 3, 10 * S);
-    assert_int_equal(td_fleet_find(&fleet, 3)->cool_until_ns, 14 * S);
-    assert_int_equal(td_fleet_choose(&fleet, 13 * S, 10, false, &pair, &when), TD_BUSY);
-    assert_int_equal(td_fleet_choose(&fleet, 14 * S, 10, false, &pair, &when), TD_OK);
-    td_fleet_worked(&fleet, 3);
-    td_fleet_failed(&fleet, 3, 20 * S);
-    assert_int_equal(td_fleet_find(&fleet, 3)->cool_until_ns, 21 * S);
+    assert_int_equal(td_fleet_find(&fleet, 3)->cool.until_ns, 11 * S);
+    assert_int_equal(choose(10 * S, true, &pair, &when), TD_BUSY);
+    assert_int_equal(when, 11 * S);
+    assert_int_equal(choose(10 * S, false, &pair, &when), TD_OK); /* the service goes on */
+    td_fleet_drain(&fleet, "d1", false);
+    assert_int_equal(choose(10 * S, false, &pair, &when), TD_OK);
+    assert_int_equal(pair.decode, 4); /* but not there while there is another */
+    td_fleet_busy(&fleet, 4, 20 * S);
+    assert_int_equal(choose(10 * S, false, &pair, &when), TD_BUSY); /* not even a full one */
+    assert_int_equal(when, 11 * S);
+    /* It doubles up to its bound, is forgotten after a success, and never lasts. */
+    td_fleet_failed(&fleet, 3, 11 * S);
+    assert_int_equal(td_fleet_find(&fleet, 3)->cool.until_ns, 13 * S);
+    td_fleet_failed(&fleet, 3, 13 * S);
+    td_fleet_failed(&fleet, 3, 17 * S);
+    assert_int_equal(td_fleet_find(&fleet, 3)->cool.until_ns, 21 * S);
+    td_fleet_worked(&fleet, (struct td_pair){1, 3});
+    td_fleet_failed(&fleet, 3, 30 * S);
+    assert_int_equal(td_fleet_find(&fleet, 3)->cool.until_ns, 31 * S);
+}
+
+static void test_a_way_cools_alone(void **state) {
+    (void)state;
+    four();
+    struct td_pair pair;
+    uint64_t when;
+    td_fleet_way_failed(&fleet, (struct td_pair){1, 3}, 0);
+    td_fleet_began(&fleet, 4, 100);
+    assert_int_equal(choose(0, true, &pair, &when), TD_OK);
+    assert_int_equal(pair.prefill, 2); /* the decode worker itself is not blamed ... */
+    assert_int_equal(pair.decode, 3);
+    td_fleet_ended(&fleet, 4, 100);
+    td_fleet_began(&fleet, 2, 100);
+    td_fleet_began(&fleet, 3, 1);
+    assert_int_equal(choose(0, true, &pair, &when), TD_OK);
+    assert_int_equal(pair.prefill, 1); /* ... nor the prefill worker */
+    assert_int_equal(pair.decode, 4);
+    /* A new process starts with a clean slate. */
+    td_fleet_leave(&fleet, 3);
+    join(TD_ROLE_DECODE, "d0", 13);
+    assert_int_equal(td_fleet_cool_until(&fleet, (struct td_pair){1, 13}), 0);
 }
 
 static void test_limits_and_readiness(void **state) {
@@ -168,13 +214,13 @@ static void test_limits_and_readiness(void **state) {
     td_fleet_join(&fleet, 0, &h, &replaced);
     assert_int_equal(td_fleet_limit(&fleet, false), 600); /* the smaller of both */
     assert_int_equal(td_fleet_limit(&fleet, true), 1000);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, &pair, &when), TD_UNREACHABLE);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_UNREACHABLE);
     assert_true(td_fleet_probe_due(&fleet, 0, &pair, &when));
     td_fleet_proven(&fleet, pair);
     assert_true(td_fleet_ready(&fleet));
     assert_false(td_fleet_probe_due(&fleet, 0, &pair, &when));
-    assert_int_equal(td_fleet_choose(&fleet, 0, 601, false, &pair, &when), TD_UNREACHABLE);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 601, true, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 601, false, false, &pair, &when), TD_UNREACHABLE);
+    assert_int_equal(td_fleet_choose(&fleet, 0, 601, true, false, &pair, &when), TD_OK);
     assert_int_equal(pair.prefill, 0);
 }
 
@@ -183,7 +229,9 @@ int main(void) {
         cmocka_unit_test(test_hello),
         cmocka_unit_test(test_one_process_of_a_name),
         cmocka_unit_test(test_least_outstanding_tokens),
-        cmocka_unit_test(test_busy_draining_cooling),
+        cmocka_unit_test(test_busy_and_draining),
+        cmocka_unit_test(test_cooling),
+        cmocka_unit_test(test_a_way_cools_alone),
         cmocka_unit_test(test_limits_and_readiness),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -81,6 +81,39 @@ static void test_a_place_that_frees_up_is_used_at_once(void **state) {
     assert_string_equal(released(D, 1, 1), "3 ADMIT 2.2\n");
 }
 
+/* What decode had no room for was no attempt of the request: the log says how many there were. */
+static void test_busy_is_no_attempt(void **state) {
+    (void)state;
+    submit(1);
+    for (uint32_t attempt = 1; attempt < 9; attempt++) {
+        busy(D, 1, attempt);
+        after(50);
+    }
+    admitted(D, 1, 9);
+    failed(P, 1, 9, TD_CANCELLED);
+    released(P, 1, 9);
+    released(D, 1, 9);
+    after(10);
+    admitted(D, 1, 10);
+    tokens(P, 1, 10, 0, 1);
+    assert_string_equal(finished(P, 1, 10, 1), "END 1 length 1\n3 CANCEL 1.10\n");
+    assert_int_equal(last_times.attempts, 2);
+}
+
+/* A step of the only decode worker fails and takes two sequences with it. They wait for it to cool
+ * down, for as long as one failure says; whoever comes meanwhile is served. */
+static void test_one_faulty_step_does_not_stop_the_service(void **state) {
+    (void)state;
+    submit(1), submit(2);
+    admitted(D, 1, 1), admitted(D, 2, 1);
+    assert_non_null(strstr(failed(D, 1, 1, TD_INTERNAL), "1 CANCEL 1.1\n"));
+    assert_null(strstr(said, "ADMIT"));
+    assert_null(strstr(failed(D, 2, 1, TD_INTERNAL), "ADMIT"));
+    released(D, 1, 1), released(D, 2, 1), released(P, 1, 1);
+    assert_string_equal(submit(3), "3 ADMIT 3.1\n");
+    assert_string_equal(after(1), "3 ADMIT 1.2\n3 ADMIT 2.2\n"); /* cool_ns of the harness */
+}
+
 static void test_too_many_requests(void **state) {
     (void)state;
     submit(1), submit(2), submit(3);
@@ -302,6 +335,8 @@ int main(void) {
         T(test_too_long_with_both_numbers),
         T(test_busy_waits_then_says_when),
         T(test_a_place_that_frees_up_is_used_at_once),
+        T(test_busy_is_no_attempt),
+        T(test_one_faulty_step_does_not_stop_the_service),
         T(test_too_many_requests),
         T(test_shed_early),
         T(test_no_worker_in_time),
