@@ -156,7 +156,6 @@ void td_decode_send_peer(struct td_decode_worker *w, struct td_decode_action *a)
 
 static td_status unpack_blocks(struct td_decode_worker *w, const struct td_decode_action *a,
                                struct td_error *err) {
-    const struct td_kv_layout *l = w->engine.layout;
     const uint8_t *from =
         (const uint8_t *)td_xfer_region_base(w->landing) + a->unpack.landing_slab * w->slab_bytes;
     uint32_t page_blocks = td_kv_page_blocks(a->unpack.n_prompt);
@@ -174,13 +173,12 @@ static td_status unpack_blocks(struct td_decode_worker *w, const struct td_decod
             return td_fail(err, TD_CORRUPT, "block %u has %llu bytes, %llu are left", index,
                            (unsigned long long)len, (unsigned long long)left);
         if (index < page_blocks)
-            TD_TRY(td_kv_unpack_page(l, from, len, a->unpack.ticket, a->unpack.n_prompt, index,
-                                     td_engine_pool(w->engine.engine), a->unpack.pages[i],
-                                     &w->headers[i], err));
+            TD_TRY(td_engine_unpack_page(w->engine.engine, from, len, a->unpack.ticket,
+                                         a->unpack.n_prompt, index, a->unpack.pages[i],
+                                         &w->headers[i], err));
         else
-            TD_TRY(td_kv_unpack_slot(l, from, len, a->unpack.ticket, a->unpack.n_prompt,
-                                     td_engine_slot(w->engine.engine, a->unpack.slot),
-                                     &w->headers[i], err));
+            TD_TRY(td_engine_unpack_slot(w->engine.engine, from, len, a->unpack.ticket,
+                                         a->unpack.n_prompt, a->unpack.slot, &w->headers[i], err));
         from += len;
         left -= len;
     }

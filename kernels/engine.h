@@ -13,8 +13,10 @@
 
 #include "common/base/config.h"
 #include "common/kv/layout.h"
+#include "common/kv/wire.h"
 #include "kernels/model/model.h"
 
+struct td_backend;
 struct td_engine;
 struct td_ops;
 
@@ -30,9 +32,11 @@ struct td_engine_options {
     uint32_t max_tokens;   /* of one step, all runs together */
     uint32_t max_runs;     /* of one step */
     uint32_t threads;
+    const struct td_backend *backend; /* NULL: the CPU */
+    uint32_t device;                  /* which of the backend's */
     uint64_t force_ref;       /* td_ops_mask: ops taken from the reference table even where a faster
-                                 one runs; the same bits, to find a faulty one */
-    const struct td_ops *ops; /* NULL: chosen; for checks that put something between */
+                                 one runs, to find a faulty one; on the CPU the same bits */
+    const struct td_ops *ops; /* NULL: chosen; for checks that put something between; CPU only */
     void *pool_memory;        /* layout.pool_bytes, 64-aligned, e.g. registered for transfers; */
     void *slot_memory;        /* slots * layout.slot_bytes; NULL: the engine takes its own */
 };
@@ -50,8 +54,31 @@ TD_MUST_USE td_status td_engine_create(const struct td_model *model,
 void td_engine_destroy(struct td_engine *e);
 
 const struct td_kv_layout *td_engine_layout(const struct td_engine *e);
+/* In the device's memory. */
 void *td_engine_pool(struct td_engine *e);
 void *td_engine_slot(struct td_engine *e, uint32_t slot);
+
+/* Wire blocks of the engine's pages and slots: td_kv_pack_page and its kin of common/kv/wire.h,
+ * wherever the pool lies. One thread at a time, which may be another than the one that steps: what
+ * is packed or unpacked must not be part of a step under way. */
+TD_MUST_USE td_status td_engine_pack_page(struct td_engine *e, uint32_t page,
+                                          struct td_kv_ticket ticket, uint32_t index,
+                                          uint32_t tokens, void *dst, size_t cap, size_t *ret_len,
+                                          struct td_kv_block_header *ret_header,
+                                          struct td_error *err);
+TD_MUST_USE td_status td_engine_pack_slot(struct td_engine *e, uint32_t slot,
+                                          struct td_kv_ticket ticket, uint32_t n, void *dst,
+                                          size_t cap, size_t *ret_len,
+                                          struct td_kv_block_header *ret_header,
+                                          struct td_error *err);
+TD_MUST_USE td_status td_engine_unpack_page(struct td_engine *e, const void *block, size_t len,
+                                            struct td_kv_ticket ticket, uint32_t n, uint32_t index,
+                                            uint32_t page, struct td_kv_block_header *ret_header,
+                                            struct td_error *err);
+TD_MUST_USE td_status td_engine_unpack_slot(struct td_engine *e, const void *block, size_t len,
+                                            struct td_kv_ticket ticket, uint32_t n, uint32_t slot,
+                                            struct td_kv_block_header *ret_header,
+                                            struct td_error *err);
 
 /* n consecutive tokens of one sequence starting at absolute position pos. Positions before pos
  * must already be in the slot and pages (or pos == 0: the engine resets the slot itself). A slot
@@ -92,8 +119,8 @@ struct td_layer_tap {
 TD_MUST_USE td_status td_engine_layer(struct td_engine *e, const struct td_layer_tap *tap,
                                       struct td_error *err);
 
-struct td_engine_memory { /* bytes */
-    size_t weights, pool, slots, index_workspace, scratch;
+struct td_engine_memory { /* bytes; of the device but for `host`, which is 0 on the CPU */
+    size_t weights, pool, slots, index_workspace, scratch, host;
 };
 void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret);
 

@@ -3,7 +3,6 @@
 #include "kernels/forward.h"
 
 #include <math.h>
-#include <string.h>
 
 #define OP(f, op, ...) (f)->ops->op(&(f)->device, &(const struct td_##op##_args){__VA_ARGS__})
 
@@ -185,12 +184,12 @@ static void combine(const struct td_forward *f) {
        .hidden = c->hidden, .experts = c->experts, .shards = c->o_groups);
 }
 
-/* What the indexer chose for the wanted rows, before the next layer overwrites it. */
+/* What the indexer chose for the wanted rows, before the next layer overwrites it; moved as bits.
+ */
 static void capture(const struct td_forward *f, uint32_t layer) {
-    const struct td_kv_layout *kv = f->batch.kv;
-    for (uint32_t i = 0; i < f->wanted; i++)
-        memcpy(f->capture + ((size_t)i * kv->csa_layers + kv->csa_index[layer]) * f->topk,
-               f->s.selected + (size_t)f->want[i] * f->topk, f->topk * sizeof *f->capture);
+    size_t at = (size_t)f->batch.kv->csa_index[layer] * f->wanted * f->topk;
+    OP(f, gather, .x = (const float *)(const void *)f->s.selected, .index = f->want,
+       .y = (float *)(void *)(f->s.capture + at), .n = f->wanted, .dim = f->topk);
 }
 
 static void logits(const struct td_forward *f) {
@@ -266,7 +265,7 @@ void td_forward_layer(struct td_forward *f, uint32_t i) {
 }
 
 void td_forward_step(struct td_forward *f) {
-    OP(f, embed, .w = &f->model->model->embed, .ids = f->ids, .x = f->s.x, .n = f->batch.n);
+    OP(f, embed, .w = &f->model->embed, .ids = f->ids, .x = f->s.x, .n = f->batch.n);
     td_forward_angles(f);
     for (uint32_t i = 0; i < config(f)->layers; i++)
         td_forward_layer(f, i);
@@ -276,7 +275,7 @@ void td_forward_step(struct td_forward *f) {
 /* clang-format on */
 
 void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
-                     uint32_t max_wanted, uint32_t row_bytes) {
+                     uint32_t max_wanted, const struct td_kv_layout *kv) {
     const struct td_model_config *c = config(f);
     struct td_forward_buffers *s = &f->s;
     size_t n = max_rows, k = c->experts_per_token, top = max_wanted;
@@ -296,7 +295,7 @@ void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
     s->q = FLOATS(n * c->heads * TD_HEAD_DIM);
     s->o = FLOATS(n * c->heads * TD_HEAD_DIM);
     s->kv = FLOATS(n * TD_HEAD_DIM);
-    s->rows = td_bump_take(b, n * row_bytes);
+    s->rows = td_bump_take(b, n * kv->row_bytes);
     s->u = FLOATS(n * TD_KV_CSA_STATE_DIM);
     s->g = FLOATS(n * TD_KV_CSA_STATE_DIM);
     s->iu = FLOATS(n * TD_KV_INDEX_STATE_DIM);
@@ -323,5 +322,6 @@ void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
     s->top_mix = FLOATS(top * TD_HC_STREAMS);
     s->top_h = FLOATS(top * c->hidden);
     s->logits = FLOATS(top * c->vocab);
+    s->capture = FLOATS(top * kv->csa_layers * f->topk);
 #undef FLOATS
 }

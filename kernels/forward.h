@@ -43,6 +43,7 @@ struct td_forward_buffers {
     float *top_mix;    /* [wanted, 4] */
     float *top_h;      /* [wanted, hidden] */
     float *logits;     /* [wanted, vocab] */
+    int32_t *capture;  /* [csa_layers, wanted, topk] chosen for the wanted rows */
 };
 
 struct td_forward {
@@ -54,17 +55,17 @@ struct td_forward {
     bool sim4;       /* FP4 rounding of index queries and keys */
     bool score_bf16; /* of index scores before they are compared */
     struct td_forward_buffers s;
-    /* The step, set before each pass. */
+    /* The step, set before each pass; arrays are in device memory. */
     struct td_op_batch batch;
     const int32_t *ids;   /* [n] */
     const uint32_t *want; /* [wanted] rows whose logits are wanted */
     uint32_t wanted;
-    int32_t *capture; /* [wanted, csa_layers, topk] or NULL */
+    bool capture; /* s.capture is wanted too */
 };
 
 /* Counts (base NULL) or hands out the buffers for up to max_rows rows and max_wanted logit rows. */
 void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
-                     uint32_t max_wanted, uint32_t row_bytes);
+                     uint32_t max_wanted, const struct td_kv_layout *kv);
 
 /* The whole pass: ids to logits of the wanted rows. */
 void td_forward_step(struct td_forward *f);

@@ -6,8 +6,8 @@
  *
  * Common to all ops: shapes are outermost first; arrays are fp32 and dense unless a stride is
  * given (strides count floats); outputs do not alias inputs unless said; pointers are 4-aligned
- * at least. `n` is the number of token rows of the step, all sequences together, and a row's
- * result never depends on n, on the other rows, or on the number of threads.
+ * at least, into device memory. `n` is the number of token rows of the step, all sequences
+ * together, and a row's result never depends on n, on the other rows, or on the number of threads.
  *
  * One order of summation, the same for one row and for many:
  *   block sum   a sum over k (inputs, head dims, members of an attention set) is cut into blocks
@@ -23,9 +23,9 @@
 #include <stdint.h>
 
 #include "common/kv/layout.h"
+#include "kernels/device.h"
 #include "kernels/model/config.h"
 #include "kernels/model/weight.h"
-#include "kernels/threads.h"
 
 enum {
     TD_BLOCK = 128,       /* of the block sum; also the FP8 linears' scale block */
@@ -36,22 +36,22 @@ enum {
     TD_MAX_HEADS = 256,   /* query or index heads */
 };
 
-struct td_device {
-    struct td_threads *threads;
-    uint8_t *scratch; /* [threads][scratch_stride], 64-aligned; td_op_scratch bytes */
-    size_t scratch_stride;
-};
-
-/* A weight in the layout of the CPU kernels: fp32 values in panels of 16 outputs, input-major:
- * panels[o / 16][i][o % 16]; outputs beyond `rows` are zero. 64-aligned. */
+/* A weight in the layout of the device's kernels.
+ * CPU: fp32 values in panels of 16 outputs, input-major: panels[o / 16][i][o % 16]; outputs beyond
+ * `rows` are zero. 64-aligned.
+ * Other devices: a tensor as the checkpoint stores it, in device memory, 64-aligned; the matrix is
+ * its rows row.. and columns col... In an array of experts `device` is the array's copy there. */
 struct td_matrix {
     uint32_t rows, cols; /* [out, in] */
     const float *panels;
+    struct td_weight stored;
+    uint32_t row, col;
+    const struct td_matrix *device;
     bool fp8_input; /* stored as FP8 or FP4: ref numerics rounds what it is multiplied with */
 };
 
-/* The sequences of a step. Row i of the step is position row[i].pos of run[row[i].run]; rows of a
- * run are consecutive and ascending. */
+/* The sequences of a step; everything but `kv`, `n` and `runs` is in device memory. Row i of the
+ * step is position row[i].pos of run[row[i].run]; rows of a run are consecutive and ascending. */
 struct td_op_row {
     uint32_t run, pos;
 };

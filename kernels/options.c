@@ -1,6 +1,7 @@
 /* From typed settings and a checkpoint to what the engine is built with: every "auto" resolved. */
 #include <sched.h>
 
+#include "kernels/device.h"
 #include "kernels/engine.h"
 #include "kernels/ops.h"
 
@@ -36,6 +37,7 @@ static uint32_t usable_cores(void) {
 td_status td_engine_options_from(const struct td_config *c, const struct td_model_config *m,
                                  struct td_engine_options *ret, struct td_error *err) {
     struct td_engine_options o = {0};
+    TD_TRY(td_backend_find(c->device, &o.backend, &o.device, err));
     TD_TRY(td_ops_mask(c->force_ref, &o.force_ref, err));
     o.ref = c->numerics == TD_NUMERICS_REF || (c->numerics == TD_NUMERICS_AUTO && m->quantised);
     o.index_sim4 = c->index_sim4;

@@ -8,17 +8,19 @@
 #include "kernels/rope_table.h"
 
 struct packer {
-    struct td_bump bump;
-    float *row; /* the widest row of the model, decoded */
+    struct td_device *device;
+    struct td_bump bump;   /* device memory */
+    struct td_bump arrays; /* host memory */
+    float *row;            /* the widest row of the model, decoded */
 };
 
 /* Rows row..row+rows-1 and columns col..col+cols-1 of w as panels. */
-static struct td_matrix pack_part(struct packer *p, const struct td_weight *w, uint32_t row,
-                                  uint32_t rows, uint32_t col, uint32_t cols) {
+static const float *pack_panels(struct packer *p, const struct td_weight *w, uint32_t row,
+                                uint32_t rows, uint32_t col, uint32_t cols) {
     uint32_t panels = (rows + TD_PANEL - 1) / TD_PANEL;
     size_t floats = (size_t)panels * cols * TD_PANEL;
     float *to = td_bump_take(&p->bump, floats * sizeof *to);
-    if (!to) return (struct td_matrix){.rows = rows, .cols = cols};
+    if (!to) return NULL;
     if (rows % TD_PANEL)
         memset(to + (size_t)(panels - 1) * cols * TD_PANEL, 0, cols * TD_PANEL * sizeof *to);
     for (uint32_t o = 0; o < rows; o++) {
@@ -27,12 +29,43 @@ static struct td_matrix pack_part(struct packer *p, const struct td_weight *w, u
         for (uint32_t k = 0; k < cols; k++)
             panel[(size_t)k * TD_PANEL] = p->row[col + k];
     }
-    return (struct td_matrix){.rows = rows, .cols = cols, .panels = to};
+    return to;
+}
+
+/* A copy in device memory. */
+static const void *put(struct packer *p, const void *from, size_t bytes) {
+    void *to = td_bump_take(&p->bump, bytes);
+    if (to) td_upload(p->device, to, from, bytes);
+    return to;
+}
+
+/* The whole tensor where the device's kernels read it from. */
+static struct td_weight store(struct packer *p, const struct td_weight *w) {
+    struct td_weight to = *w;
+    if (p->device->backend->host || w->format == TD_W_NONE) return to;
+    to.data = put(p, w->data, td_weight_data_bytes(w));
+    to.scale = w->scale ? put(p, w->scale, td_weight_scale_bytes(w)) : NULL;
+    return to;
+}
+
+/* Rows row..row+rows-1 and columns col..col+cols-1 of a stored tensor. */
+static struct td_matrix pack_part(struct packer *p, const struct td_weight *stored, uint32_t row,
+                                  uint32_t rows, uint32_t col, uint32_t cols) {
+    struct td_matrix m = {.rows = rows, .cols = cols};
+    if (p->device->backend->host) {
+        m.panels = pack_panels(p, stored, row, rows, col, cols);
+    } else {
+        m.stored = *stored;
+        m.row = row;
+        m.col = col;
+    }
+    return m;
 }
 
 static struct td_matrix pack(struct packer *p, const struct td_weight *w) {
     if (w->format == TD_W_NONE) return (struct td_matrix){0};
-    return pack_part(p, w, 0, w->rows, 0, w->cols);
+    struct td_weight stored = store(p, w);
+    return pack_part(p, &stored, 0, w->rows, 0, w->cols);
 }
 
 /* A matrix whose input is rounded in ref numerics if it is stored as FP8 or FP4. By the model's
@@ -50,8 +83,10 @@ static struct td_matrix pack_rounding(struct packer *p, const struct td_weight *
 static const float *pack_plain(struct packer *p, const struct td_weight *w) {
     if (w->format == TD_W_NONE) return NULL;
     float *to = td_bump_take(&p->bump, (size_t)w->rows * w->cols * sizeof *to);
-    for (uint32_t r = 0; to && r < w->rows; r++)
-        td_weight_row(w, r, to + (size_t)r * w->cols);
+    for (uint32_t r = 0; to && r < w->rows; r++) {
+        td_weight_row(w, r, p->row);
+        td_upload(p->device, to + (size_t)r * w->cols, p->row, w->cols * sizeof *to);
+    }
     return to;
 }
 
@@ -67,7 +102,15 @@ static struct td_packed_compressor pack_compressor(struct packer *p,
 
 /* An array of matrices; entries are stored only in the second pass. */
 static struct td_matrix *take_matrices(struct packer *p, uint32_t n) {
-    return td_bump_take(&p->bump, n * sizeof(struct td_matrix));
+    return td_bump_take(&p->arrays, n * sizeof(struct td_matrix));
+}
+
+/* Its copy where kernels choose a matrix by index. */
+static void mirror_matrices(struct packer *p, struct td_matrix *array, uint32_t n) {
+    if (p->device->backend->host) return;
+    const struct td_matrix *copy = put(p, array, n * sizeof *array);
+    for (uint32_t i = 0; array && i < n; i++)
+        array[i].device = copy + i;
 }
 
 static void set_matrix(struct td_matrix *array, uint32_t i, struct td_matrix m) {
@@ -84,6 +127,9 @@ static void pack_experts(struct packer *p, const struct td_layer_weights *w, uin
         set_matrix(to->w3, e, pack_rounding(p, &w->experts[e].w3));
         set_matrix(to->w2, e, pack_rounding(p, &w->experts[e].w2));
     }
+    mirror_matrices(p, to->w1, experts);
+    mirror_matrices(p, to->w3, experts);
+    mirror_matrices(p, to->w2, experts);
 }
 
 static void pack_layer(struct packer *p, const struct td_model_config *c, uint32_t l,
@@ -101,13 +147,13 @@ static void pack_layer(struct packer *p, const struct td_model_config *c, uint32
     to->sink = pack_plain(p, &w->sink);
     to->wo_a = take_matrices(p, c->o_groups);
     to->wo_b = take_matrices(p, c->o_groups);
+    struct td_weight wo_a = store(p, &w->wo_a), wo_b = store(p, &w->wo_b);
     for (uint32_t g = 0; g < c->o_groups; g++) {
         set_matrix(to->wo_a, g,
-                   pack_part(p, &w->wo_a, g * c->o_lora_rank, c->o_lora_rank, 0, w->wo_a.cols));
-        set_matrix(
-            to->wo_b, g,
-            rounding(pack_part(p, &w->wo_b, 0, c->hidden, g * c->o_lora_rank, c->o_lora_rank),
-                     &w->wo_b));
+                   pack_part(p, &wo_a, g * c->o_lora_rank, c->o_lora_rank, 0, wo_a.cols));
+        set_matrix(to->wo_b, g,
+                   rounding(pack_part(p, &wo_b, 0, c->hidden, g * c->o_lora_rank, c->o_lora_rank),
+                            &w->wo_b));
     }
     to->comp = pack_compressor(p, &w->comp);
     to->index_comp = pack_compressor(p, &w->index_comp);
@@ -116,6 +162,9 @@ static void pack_layer(struct packer *p, const struct td_model_config *c, uint32
     to->gate = pack(p, &w->gate);
     to->gate_bias = pack_plain(p, &w->gate_bias);
     to->tid2eid = w->tid2eid;
+    if (w->tid2eid && !p->device->backend->host)
+        to->tid2eid =
+            put(p, w->tid2eid, (size_t)c->vocab * c->experts_per_token * sizeof *w->tid2eid);
     to->shared =
         (struct td_packed_ffn){pack_rounding(p, &w->shared.w1), pack_rounding(p, &w->shared.w3),
                                pack_rounding(p, &w->shared.w2)};
@@ -124,6 +173,12 @@ static void pack_layer(struct packer *p, const struct td_model_config *c, uint32
 
 static void pack_model(struct packer *p, struct td_packed_model *to) {
     const struct td_model *m = to->model;
+    to->embed = store(p, &m->embed);
+    for (uint32_t i = 0; i < 2; i++) {
+        float freq[TD_ROPE_DIM / 2];
+        td_rope_table(&m->config, i == 1, freq);
+        to->freq[i] = put(p, freq, sizeof freq);
+    }
     for (uint32_t l = 0; l < m->config.layers; l++)
         pack_layer(p, &m->config, l, &m->layer[l], &to->layer[l]);
     to->hc_head = pack_hc(p, &m->hc_head);
@@ -143,10 +198,10 @@ static uint32_t widest_row(const struct td_model_config *c) {
     return widest > TD_KV_CSA_STATE_DIM ? widest : TD_KV_CSA_STATE_DIM;
 }
 
-td_status td_packed_create(const struct td_model *model, struct td_packed_model **ret,
-                           struct td_error *err) {
+td_status td_packed_create(const struct td_model *model, struct td_device *d,
+                           struct td_packed_model **ret, struct td_error *err) {
     const struct td_model_config *c = &model->config;
-    struct packer p = {.row = malloc(widest_row(c) * sizeof(float))};
+    struct packer p = {.device = d, .row = malloc(widest_row(c) * sizeof(float))};
     struct td_packed_model *m = calloc(1, sizeof *m);
     td_status st = TD_OK;
     if (m) m->layer = calloc(c->layers, sizeof *m->layer);
@@ -155,20 +210,19 @@ td_status td_packed_create(const struct td_model *model, struct td_packed_model 
         goto free_row;
     }
     m->model = model;
-    td_rope_table(c, false, m->freq[0]);
-    td_rope_table(c, true, m->freq[1]);
+    m->device = d;
     pack_model(&p, m);
     m->bytes = p.bump.used;
-    m->memory = aligned_alloc(64, m->bytes);
-    if (!m->memory) {
-        st = td_fail(err, TD_NO_MEMORY,
-                     "weights: expected %zu bytes of memory for fp32 panels, "
-                     "the system gave none",
-                     m->bytes);
+    TD_TRY_GOTO(d->backend->take(d, m->bytes, "weights", &m->memory, err), free_row);
+    m->arrays = aligned_alloc(64, p.arrays.used);
+    if (!m->arrays) {
+        st = td_fail(err, TD_NO_MEMORY, "no memory for a table of %zu bytes", p.arrays.used);
         goto free_row;
     }
     p.bump = (struct td_bump){m->memory, 0};
+    p.arrays = (struct td_bump){m->arrays, 0};
     pack_model(&p, m);
+    TD_TRY_GOTO(d->backend->wait(d, TD_LANE_STEP, err), free_row);
     *ret = m;
     m = NULL;
 free_row:
@@ -179,7 +233,8 @@ free_row:
 
 void td_packed_destroy(struct td_packed_model *p) {
     if (!p) return;
-    free(p->memory);
+    p->device->backend->give(p->device, p->memory, p->bytes);
+    free(p->arrays);
     free(p->layer);
     free(p);
 }

@@ -1,4 +1,5 @@
-/* The checkpoint in the layout of the CPU kernels: fp32 panels, fp32 vectors, packed once.
+/* The checkpoint in the layout of a device's kernels, packed once: matrices (td_matrix), fp32
+ * vectors. Arrays of matrices are host memory, everything they point to is the device's.
  *
  * wo_a and wo_b are cut by output group here, because a group is the logical shard over which
  * attention outputs are summed. */
@@ -43,18 +44,20 @@ struct td_packed_layer {
 
 struct td_packed_model {
     const struct td_model *model;
+    struct td_device *device;
     struct td_packed_layer *layer; /* [layers] */
+    struct td_weight embed;        /* [vocab, hidden] */
     struct td_hc hc_head;
-    const float *norm;              /* [hidden] */
-    struct td_matrix head;          /* [vocab, hidden] */
-    float freq[2][TD_ROPE_DIM / 2]; /* SWA layers, compressing layers */
-    void *memory;
-    size_t bytes;
+    const float *norm;     /* [hidden] */
+    struct td_matrix head; /* [vocab, hidden] */
+    const float *freq[2];  /* [32] of SWA layers, of compressing layers */
+    void *memory, *arrays; /* the device's; the host's */
+    size_t bytes;          /* of `memory` */
 };
 
-/* `model` must outlive the result. */
-TD_MUST_USE td_status td_packed_create(const struct td_model *model, struct td_packed_model **ret,
-                                       struct td_error *err);
+/* `model` and `d` must outlive the result. */
+TD_MUST_USE td_status td_packed_create(const struct td_model *model, struct td_device *d,
+                                       struct td_packed_model **ret, struct td_error *err);
 void td_packed_destroy(struct td_packed_model *p);
 
 #endif

@@ -119,7 +119,6 @@ const struct td_plane_events td_prefill_plane_events = {
 
 static td_status pack_blocks(struct td_prefill_worker *w, const struct td_prefill_action *a,
                              size_t *ret_bytes, struct td_error *err) {
-    const struct td_kv_layout *l = w->engine.layout;
     uint8_t *to = w->slab[a->pack.send_slab].bytes;
     size_t used = 0, len;
     if (a->pack.n_blocks > w->headers_max)
@@ -129,14 +128,13 @@ static td_status pack_blocks(struct td_prefill_worker *w, const struct td_prefil
         uint32_t index = a->pack.first_block + i;
         size_t room = (size_t)w->slab_bytes - used;
         if (a->pack.slot_block)
-            TD_TRY(td_kv_pack_slot(l, td_engine_slot(w->engine.engine, a->pack.slot),
-                                   a->pack.ticket, a->pack.n_prompt, to + used, room, &len,
-                                   &w->headers[i], err));
+            TD_TRY(td_engine_pack_slot(w->engine.engine, a->pack.slot, a->pack.ticket,
+                                       a->pack.n_prompt, to + used, room, &len, &w->headers[i],
+                                       err));
         else
-            TD_TRY(td_kv_pack_page(l, td_engine_pool(w->engine.engine), a->pack.pages[i],
-                                   a->pack.ticket, index,
-                                   td_kv_block_tokens(a->pack.n_prompt, index), to + used, room,
-                                   &len, &w->headers[i], err));
+            TD_TRY(td_engine_pack_page(w->engine.engine, a->pack.pages[i], a->pack.ticket, index,
+                                       td_kv_block_tokens(a->pack.n_prompt, index), to + used,
+                                       room, &len, &w->headers[i], err));
     }
     *ret_bytes = used;
     return TD_OK;

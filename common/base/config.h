@@ -33,6 +33,7 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("pool_pages", pool_pages, U, 0, 0, 1u << 24, "pages of 256 tokens; 0: two full contexts' worth") \
     X("reserve_tokens", reserve_tokens, U, 4096, 1, 1048576, "output tokens decode reserves pages for at admission") \
     X("chunk_tokens", chunk_tokens, U, 512, 1, 16384, "most tokens in one engine step")            \
+    X("device", device, S, "cpu", 0, 0, "where a worker computes: cpu, or cuda:N")                  \
     X("threads", threads, U, 0, 0, 256, "compute threads of a worker; 0: one per core")            \
     X("slab_bytes", slab_bytes, U, 8u << 20, 65536, 1u << 28, "send and landing slab size; raised to hold a slot") \
     X("send_slabs", send_slabs, U, 2, 1, 64, "send slabs of a prefill worker")                     \

@@ -14,7 +14,7 @@
 enum { MAX_SETS = 64, MAX_JSON_BYTES = 1 << 30 };
 
 static const char help[] =
-    "usage: tandem golden --model DIR --golden FILE [--device cpu] [--set key=value]...\n"
+    "usage: tandem golden --model DIR --golden FILE [--device cpu|cuda:N] [--set key=value]...\n"
     "                     [--as-served]\n"
     "\n"
     "Runs FILE through the engine and compares. Kinds of files, told apart by content:\n"
@@ -41,7 +41,7 @@ static const char help[] =
     "Exit codes: 0 passed, 1 outside the tolerance or failed, 2 wrong usage.\n";
 
 struct arguments {
-    const char *model, *golden, *set[MAX_SETS];
+    const char *model, *golden, *device, *set[MAX_SETS];
     uint32_t sets;
     bool as_served;
 };
@@ -73,7 +73,7 @@ static int parse(int argc, char **argv, struct arguments *a, bool *ret_done) {
             a->golden = optarg;
             break;
         case 'd':
-            if (strcmp(optarg, "cpu") != 0) return usage("--device: expected cpu, found ", optarg);
+            a->device = optarg;
             break;
         case 's':
             if (a->sets == MAX_SETS) return usage("--set: too many", "");
@@ -103,6 +103,7 @@ static td_status settings(struct td_golden *g, const struct arguments *a, struct
     g->config.index_key_dtype = a->as_served ? TD_KEY_BF16 : TD_KEY_FP32;
     for (uint32_t i = 0; i < a->sets; i++)
         TD_TRY(td_config_set(&g->config, a->set[i], err));
+    if (a->device) snprintf(g->config.device, sizeof g->config.device, "%s", a->device);
     return TD_OK;
 }
 

@@ -2,7 +2,6 @@
 #include "kernels/model/weight.h"
 
 #include <assert.h>
-#include <stddef.h>
 #include <string.h>
 
 #include "kernels/model/numbers.h"
@@ -65,6 +64,38 @@ void td_weight_row(const struct td_weight *w, uint32_t r, float *ret) {
     case TD_W_NVFP4:
         row_nvfp4(w, r, ret);
         break;
+    }
+}
+
+size_t td_weight_data_bytes(const struct td_weight *w) {
+    size_t values = (size_t)w->rows * w->cols;
+    switch (w->format) {
+    case TD_W_NONE:
+        return 0;
+    case TD_W_F32:
+        return 4 * values;
+    case TD_W_BF16:
+        return 2 * values;
+    case TD_W_FP8_BLOCK:
+        return values;
+    case TD_W_FP4:
+    case TD_W_NVFP4:
+        break;
+    }
+    return values / 2;
+}
+
+size_t td_weight_scale_bytes(const struct td_weight *w) {
+    size_t rows = w->rows, cols = w->cols;
+    switch (w->format) {
+    case TD_W_FP8_BLOCK:
+        return (rows + FP8_BLOCK - 1) / FP8_BLOCK * ((cols + FP8_BLOCK - 1) / FP8_BLOCK);
+    case TD_W_FP4:
+        return rows * (cols / FP4_GROUP);
+    case TD_W_NVFP4:
+        return rows * (cols / NVFP4_GROUP);
+    default:
+        return 0;
     }
 }
 

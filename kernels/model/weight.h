@@ -7,6 +7,7 @@
 #ifndef TD_KERNELS_MODEL_WEIGHT_H
 #define TD_KERNELS_MODEL_WEIGHT_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 enum td_weight_format {
@@ -30,6 +31,10 @@ struct td_weight {
 /* Row `r` as fp32, `cols` values to `ret`. Exact: every format's value is representable except
  * NVFP4's product with scale2, which is rounded once (e2m1 * e4m3 is exact). */
 void td_weight_row(const struct td_weight *w, uint32_t r, float *ret);
+
+/* Bytes behind `data` and `scale`. */
+size_t td_weight_data_bytes(const struct td_weight *w);
+size_t td_weight_scale_bytes(const struct td_weight *w);
 
 /* Rows first..first+rows-1 of an unquantised matrix, as a view. */
 struct td_weight td_weight_rows(const struct td_weight *w, uint32_t first, uint32_t rows);

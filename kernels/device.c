@@ -1,0 +1,131 @@
+/* The CPU as a device, and kinds of devices by name. */
+#include "kernels/device.h"
+
+#include <gnu/libc-version.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/ops.h"
+
+/* Bumped whenever a definition in kernels/ref changes a bit of any result. */
+enum { OPS_VERSION = 1 };
+
+static td_status cpu_open(struct td_device *d, uint32_t index, struct td_error *err) {
+    if (index != 0) return td_fail(err, TD_CONFIG, "device: expected cpu, found cpu:%u", index);
+    d->backend = &td_backend_cpu;
+    return TD_OK;
+}
+
+static void cpu_close(struct td_device *d) {
+    (void)d;
+}
+
+static td_status cpu_take_host(struct td_device *d, size_t bytes, const char *what, void **ret,
+                               struct td_error *err) {
+    (void)d;
+    size_t padded = (bytes + 255) & ~(size_t)255;
+    void *p = aligned_alloc(256, padded ? padded : 256);
+    if (!p)
+        return td_fail(err, TD_NO_MEMORY, "%s: expected %zu bytes of memory, the system gave none",
+                       what, bytes);
+    memset(p, 0, padded); /* touched now, so that a step never meets a page fault */
+    *ret = p;
+    return TD_OK;
+}
+
+static td_status cpu_take(struct td_device *d, size_t bytes, const char *what, void **ret,
+                          struct td_error *err) {
+    if (d->sealed) return td_fail(err, TD_INTERNAL, "%s: memory is taken at start only", what);
+    TD_TRY(cpu_take_host(d, bytes, what, ret, err));
+    d->taken += bytes;
+    return TD_OK;
+}
+
+static void cpu_give(struct td_device *d, void *memory, size_t bytes) {
+    if (memory) d->taken -= bytes;
+    free(memory);
+}
+
+static void cpu_give_host(struct td_device *d, void *memory) {
+    (void)d;
+    free(memory);
+}
+
+/* Often there is nothing to do: both sides are one array. */
+static void cpu_copy(struct td_device *d, enum td_lane lane, const struct td_copy *c) {
+    (void)d;
+    (void)lane;
+    for (size_t i = 0; c->to != c->from && i < c->rows; i++)
+        memcpy((uint8_t *)c->to + i * c->to_pitch, (const uint8_t *)c->from + i * c->from_pitch,
+               c->width);
+}
+
+static td_status cpu_wait(struct td_device *d, enum td_lane lane, struct td_error *err) {
+    (void)d;
+    (void)lane;
+    (void)err;
+    return TD_OK;
+}
+
+static td_status cpu_ops(struct td_device *d, uint64_t force_ref, struct td_ops *ret,
+                         struct td_error *err) {
+    (void)d;
+    (void)err;
+    td_ops_init(ret, force_ref);
+    return TD_OK;
+}
+
+static size_t cpu_index_workspace(uint32_t heads, uint32_t topk, uint32_t rows) {
+    (void)rows;
+    return td_index_workspace(heads, topk);
+}
+
+/* Every table of the CPU gives the same bits, so the instruction set is not part of it; the
+ * compiler and C library are, because frequencies come from pow and square roots from both. */
+static void cpu_describe(const struct td_device *d, char *buf, size_t cap) {
+    (void)d;
+    snprintf(buf, cap, "cpu ops %d; compiler %s; libc %s", OPS_VERSION, __VERSION__,
+             gnu_get_libc_version());
+}
+
+const struct td_backend td_backend_cpu = {
+    .name = "cpu",
+    .host = true,
+    .open = cpu_open,
+    .close = cpu_close,
+    .take = cpu_take,
+    .give = cpu_give,
+    .take_host = cpu_take_host,
+    .give_host = cpu_give_host,
+    .upload = cpu_copy,
+    .download = cpu_copy,
+    .wait = cpu_wait,
+    .ops = cpu_ops,
+    .index_workspace = cpu_index_workspace,
+    .describe = cpu_describe,
+};
+
+td_status td_backend_find(const char *name, const struct td_backend **ret, uint32_t *ret_index,
+                          struct td_error *err) {
+    char *end;
+    *ret_index = 0;
+    *ret = &td_backend_cpu;
+    if (strcmp(name, "cpu") == 0) return TD_OK;
+    if (strncmp(name, "cuda", 4) != 0 || (name[4] != '\0' && name[4] != ':'))
+        return td_fail(err, TD_CONFIG, "device: expected cpu or cuda:N, found %.60s", name);
+    if (name[4] == ':') {
+        unsigned long n = strtoul(name + 5, &end, 10);
+        if (name[5] < '0' || name[5] > '9' || *end != '\0' || n > 255)
+            return td_fail(err, TD_CONFIG, "device: expected cuda:0 to cuda:255, found %.60s",
+                           name);
+        *ret_index = (uint32_t)n;
+    }
+#ifdef TD_HAVE_CUDA
+    *ret = &td_backend_cuda;
+    return TD_OK;
+#else
+    return td_fail(err, TD_CONFIG,
+                   "device: %.60s: this build has no CUDA (meson option cuda); expected cpu", name);
+#endif
+}

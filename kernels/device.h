@@ -1,0 +1,96 @@
+/* Where an engine computes: the memory, copies, order and ops of one kind of device.
+ *
+ * The forward pass and the engine are the same for all kinds. What differs is behind this table:
+ * who owns memory, how bytes get there and back, and which functions fill the op table. An op
+ * queues its work and returns; work of one lane is done in the order it was queued. On the CPU
+ * everything is done at once and device memory is host memory. */
+#ifndef TD_KERNELS_DEVICE_H
+#define TD_KERNELS_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+#include "kernels/threads.h"
+
+struct td_backend;
+struct td_ops;
+
+/* The first argument of every op. `backend` and `state` are the device's; the rest is the CPU's. */
+struct td_device {
+    const struct td_backend *backend;
+    void *state;
+    size_t taken; /* bytes of device memory so far */
+    bool sealed;  /* nothing may be taken any more */
+    struct td_threads *threads;
+    uint8_t *scratch; /* [threads][scratch_stride], 64-aligned; td_op_scratch bytes */
+    size_t scratch_stride;
+};
+
+/* Two orders of work: steps, by the thread that runs them, and copies of KV state beside them, by
+ * the thread that packs and unpacks. */
+enum td_lane { TD_LANE_STEP, TD_LANE_KV, TD_LANES };
+
+/* `rows` pieces of `width` bytes each, `to_pitch` and `from_pitch` bytes apart. */
+struct td_copy {
+    void *to;
+    const void *from;
+    size_t width, rows, to_pitch, from_pitch;
+};
+
+struct td_backend {
+    const char *name; /* "cpu", "cuda" */
+    bool host;        /* device memory is host memory: its pointers may be followed */
+    /* Device `index` of this kind, into a zeroed *d. A sentence when there is none. */
+    td_status (*open)(struct td_device *d, uint32_t index, struct td_error *err);
+    void (*close)(struct td_device *d); /* everything taken was given back */
+
+    /* Device memory: zeroed, 256-aligned, counted in d->taken; only until d->sealed. `what` is for
+     * the sentence. give(NULL) is fine. */
+    td_status (*take)(struct td_device *d, size_t bytes, const char *what, void **ret,
+                      struct td_error *err);
+    void (*give)(struct td_device *d, void *memory, size_t bytes);
+    /* Host memory that copies run fastest with; zeroed, 64-aligned. */
+    td_status (*take_host)(struct td_device *d, size_t bytes, const char *what, void **ret,
+                           struct td_error *err);
+    void (*give_host)(struct td_device *d, void *memory);
+
+    /* Queued. The host side must stay as it is until the lane was waited for; what is uploaded from
+     * memory that take_host did not give may change at once. */
+    void (*upload)(struct td_device *d, enum td_lane lane, const struct td_copy *c);
+    void (*download)(struct td_device *d, enum td_lane lane, const struct td_copy *c);
+    /* Until all of the lane is done; a fault of anything queued before is reported here. */
+    td_status (*wait)(struct td_device *d, enum td_lane lane, struct td_error *err);
+
+    /* The op table, ops of the mask (td_ops_mask) taken from the kind's plain definitions. An op
+     * without a kernel is an error that names it. */
+    td_status (*ops)(struct td_device *d, uint64_t force_ref, struct td_ops *ret,
+                     struct td_error *err);
+    /* Bytes of the indexer's workspace for steps of up to `rows` rows. */
+    size_t (*index_workspace)(uint32_t heads, uint32_t topk, uint32_t rows);
+    /* What decides over bits besides the model's settings, as text. */
+    void (*describe)(const struct td_device *d, char *buf, size_t cap);
+};
+
+extern const struct td_backend td_backend_cpu;
+#ifdef TD_HAVE_CUDA
+extern const struct td_backend td_backend_cuda;
+#endif
+
+/* "cpu" or "cuda:N" (N may be missing: 0). CONFIG with a sentence for anything else, and for a kind
+ * that this build does not have. */
+TD_MUST_USE td_status td_backend_find(const char *name, const struct td_backend **ret,
+                                      uint32_t *ret_index, struct td_error *err);
+
+/* `bytes` from the host into device memory and back, in the step lane. */
+static inline void td_upload(struct td_device *d, void *to, const void *from, size_t bytes) {
+    struct td_copy c = {.to = to, .from = from, .width = bytes, .rows = 1};
+    if (bytes) d->backend->upload(d, TD_LANE_STEP, &c);
+}
+static inline void td_download(struct td_device *d, void *to, const void *from, size_t bytes) {
+    struct td_copy c = {.to = to, .from = from, .width = bytes, .rows = 1};
+    if (bytes) d->backend->download(d, TD_LANE_STEP, &c);
+}
+
+#endif

@@ -1,0 +1,92 @@
+/* Copies of one page (three families, a strip per layer each) and one slot. */
+#include "kernels/kv_staging.h"
+
+#include <string.h>
+
+td_status td_kv_staging_init(struct td_kv_staging *s, struct td_device *d,
+                             const struct td_kv_layout *kv, uint64_t model_fingerprint, void *pool,
+                             void *slots, struct td_error *err) {
+    *s = (struct td_kv_staging){.device = d, .kv = kv, .pool = pool, .slots = slots};
+    if (d->backend->host) return TD_OK;
+    TD_TRY(td_kv_layout_init(&s->one, kv->layers, kv->ratio, kv->row_dtype, kv->key_dtype, 1,
+                             model_fingerprint, err));
+    TD_TRY(d->backend->take_host(d, s->one.pool_bytes, "KV page", &s->page, err));
+    return d->backend->take_host(d, s->one.slot_bytes, "KV slot", &s->slot, err);
+}
+
+void td_kv_staging_finish(struct td_kv_staging *s) {
+    if (s->page) s->device->backend->give_host(s->device, s->page);
+    if (s->slot) s->device->backend->give_host(s->device, s->slot);
+}
+
+size_t td_kv_staging_bytes(const struct td_kv_staging *s) {
+    return s->one.pool_bytes + s->one.slot_bytes;
+}
+
+/* One family of a page: `bytes` in each of its layers. */
+static void copy_family(struct td_kv_staging *s, bool down, uint32_t page, size_t bytes,
+                        uint32_t layers, size_t device_offset, size_t host_offset) {
+    struct td_device *d = s->device;
+    size_t pitch = bytes * s->kv->pages;
+    uint8_t *there = s->pool + device_offset + bytes * page;
+    uint8_t *here = (uint8_t *)s->page + host_offset;
+    struct td_copy c = {.width = bytes, .rows = layers};
+    if (layers == 0) return;
+    c.to = down ? here : there;
+    c.from = down ? there : here;
+    c.to_pitch = down ? bytes : pitch;
+    c.from_pitch = down ? pitch : bytes;
+    (down ? d->backend->download : d->backend->upload)(d, TD_LANE_KV, &c);
+}
+
+static td_status copy_page(struct td_kv_staging *s, bool down, uint32_t page,
+                           struct td_error *err) {
+    const struct td_kv_layout *kv = s->kv, *one = &s->one;
+    copy_family(s, down, page, (size_t)TD_KV_CSA_PER_PAGE * kv->row_bytes, kv->csa_layers,
+                kv->csa_offset, one->csa_offset);
+    copy_family(s, down, page, (size_t)TD_KV_CSA_PER_PAGE * kv->key_bytes, kv->csa_layers,
+                kv->index_offset, one->index_offset);
+    copy_family(s, down, page, (size_t)TD_KV_HCA_PER_PAGE * kv->row_bytes, kv->hca_layers,
+                kv->hca_offset, one->hca_offset);
+    return s->device->backend->wait(s->device, TD_LANE_KV, err);
+}
+
+static td_status copy_slot(struct td_kv_staging *s, bool down, uint32_t slot,
+                           struct td_error *err) {
+    struct td_device *d = s->device;
+    uint8_t *there = s->slots + s->kv->slot_bytes * slot;
+    struct td_copy c = {.to = down ? s->slot : there,
+                        .from = down ? there : s->slot,
+                        .width = s->kv->slot_bytes,
+                        .rows = 1};
+    (down ? d->backend->download : d->backend->upload)(d, TD_LANE_KV, &c);
+    return d->backend->wait(d, TD_LANE_KV, err);
+}
+
+td_status td_kv_staging_page(struct td_kv_staging *s, uint32_t page, bool fetch,
+                             struct td_kv_view *ret, struct td_error *err) {
+    if (s->device->backend->host) {
+        *ret = (struct td_kv_view){.kv = s->kv, .pool = s->pool, .page = page};
+        return TD_OK;
+    }
+    *ret = (struct td_kv_view){.kv = &s->one, .pool = s->page};
+    return fetch ? copy_page(s, true, page, err) : TD_OK;
+}
+
+td_status td_kv_staging_send_page(struct td_kv_staging *s, uint32_t page, struct td_error *err) {
+    return s->device->backend->host ? TD_OK : copy_page(s, false, page, err);
+}
+
+td_status td_kv_staging_slot(struct td_kv_staging *s, uint32_t slot, bool fetch,
+                             struct td_kv_view *ret, struct td_error *err) {
+    if (s->device->backend->host) {
+        *ret = (struct td_kv_view){.kv = s->kv, .slot = s->slots + s->kv->slot_bytes * slot};
+        return TD_OK;
+    }
+    *ret = (struct td_kv_view){.kv = &s->one, .slot = s->slot};
+    return fetch ? copy_slot(s, true, slot, err) : TD_OK;
+}
+
+td_status td_kv_staging_send_slot(struct td_kv_staging *s, uint32_t slot, struct td_error *err) {
+    return s->device->backend->host ? TD_OK : copy_slot(s, false, slot, err);
+}
