@@ -32,8 +32,11 @@ struct td_decode_event {
          * names it; exactly once per such ADMIT, also when it is refused or a double. */
         const struct td_msg *msg;
         struct {
-            td_status status;              /* not OK: the whole step failed */
+            td_status status;              /* not OK: the whole step failed, */
+            const char *text;              /* and why; may be NULL */
             const struct td_token *tokens; /* [n_samples of the STEP] */
+            /* [n_samples] OK, or why this sequence alone has no token; NULL: all have */
+            const struct td_error *failed;
         } step;
         struct {
             uint32_t landing_slab;

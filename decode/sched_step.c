@@ -113,6 +113,13 @@ static void sampled(struct td_decode *d, struct seq *s, const struct td_token *t
     td_seq_token(d, s, token->id);
 }
 
+static void step_failed(struct td_decode *d, struct seq *s, td_status status, const char *why) {
+    char text[TD_TEXT_MAX];
+    snprintf(text, sizeof text, "the engine could not compute a step%s%.200s",
+             why != NULL ? ": " : "", why != NULL ? why : "");
+    td_seq_fail(d, s, status, text);
+}
+
 void td_decode_step_done(struct td_decode *d, const struct td_decode_event *ev) {
     assert(d->stepping);
     d->stepping = false;
@@ -122,13 +129,19 @@ void td_decode_step_done(struct td_decode *d, const struct td_decode_event *ev) 
     uint32_t sample = 0;
     for (uint32_t k = 0; k < d->n_runs; k++) {
         struct seq *s = &d->seq[d->run_seq[k]];
-        const struct td_token *token =
-            d->runs[k].want_logits && ev->step.status == TD_OK ? &ev->step.tokens[sample++] : NULL;
+        const struct td_token *token = NULL;
+        const struct td_error *failed = NULL;
+        if (d->runs[k].want_logits && ev->step.status == TD_OK) {
+            if (ev->step.failed != NULL) failed = &ev->step.failed[sample];
+            token = &ev->step.tokens[sample++];
+        }
         s->pos += s->step_n;
         s->step_n = 0;
         if (s->state == ENDING) continue; /* for nobody; it is let go after the step */
         if (ev->step.status != TD_OK)
-            td_seq_fail(d, s, ev->step.status, "the engine could not compute a step");
+            step_failed(d, s, ev->step.status, ev->step.text);
+        else if (failed != NULL && failed->status != TD_OK)
+            td_seq_fail(d, s, failed->status, failed->text);
         else if (token != NULL)
             sampled(d, s, token);
     }

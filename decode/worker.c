@@ -22,16 +22,22 @@ static void run_step(void *user) {
     struct td_decode_worker *w = user;
     struct td_decode_job *j = &w->job;
     j->status = td_worker_engine_step(&w->engine, j->runs, j->n_runs, j->samples, j->n_samples,
-                                      j->tokens[j->set], &j->err);
+                                      j->tokens[j->set], j->failed, &j->err);
 }
 
 static void step_done(void *user) {
     struct td_decode_worker *w = user;
     w->stepping = false;
-    if (w->job.status != TD_OK) td_warn("a step failed: %s", w->job.err.text);
+    const struct td_decode_job *j = &w->job;
+    if (j->status != TD_OK) td_warn("a step failed: %s", j->err.text);
+    for (uint32_t i = 0; j->status == TD_OK && i < j->n_samples; i++)
+        if (j->failed[i].status != TD_OK) td_warn("a sequence failed: %s", j->failed[i].text);
     struct td_decode_event ev = {
         .kind = TD_DECODE_STEP_DONE,
-        .step = {.status = w->job.status, .tokens = w->job.tokens[w->job.set]},
+        .step = {.status = j->status,
+                 .text = j->err.text,
+                 .tokens = j->tokens[j->set],
+                 .failed = j->failed},
     };
     td_decode_feed(w, &ev);
 }
@@ -47,6 +53,7 @@ static void start_step(struct td_decode_worker *w, const struct td_decode_action
                                                   .position = a->step.samples[i].position};
     j->set ^= 1;
     j->status = TD_INTERNAL;
+    j->err.text[0] = 0;
     w->stepping = true;
     td_status st = td_jobs_submit(td_host_jobs(w->host), run_step, step_done, w);
     assert(st == TD_OK); /* one at a time */
@@ -97,6 +104,8 @@ static void on_message(void *user, const struct td_msg *m) {
             struct td_msg r = {.type = TD_MSG_ADMIT_REPLY};
             r.admit_reply.key = m->admit.key;
             r.admit_reply.status = TD_NO_MEMORY;
+            snprintf(r.admit_reply.text, sizeof r.admit_reply.text, "no memory for %u ids",
+                     m->admit.n_prompt);
             td_host_send(w->host, &r);
             return;
         }
@@ -161,7 +170,8 @@ static td_status take_memory(struct td_decode_worker *w, struct td_error *err) {
     w->job.samples = calloc(slots, sizeof *w->job.samples);
     w->job.tokens[0] = calloc(slots, sizeof(struct td_token));
     w->job.tokens[1] = calloc(slots, sizeof(struct td_token));
-    if (!w->headers || !w->job.samples || !w->job.tokens[0] || !w->job.tokens[1])
+    w->job.failed = calloc(slots, sizeof *w->job.failed);
+    if (!w->headers || !w->job.samples || !w->job.tokens[0] || !w->job.tokens[1] || !w->job.failed)
         return td_fail(err, TD_NO_MEMORY, "no memory for %u sequences", slots);
     return TD_OK;
 }
@@ -265,6 +275,7 @@ static void finish(struct td_decode_worker *w) {
     free(w->job.samples);
     free(w->job.tokens[0]);
     free(w->job.tokens[1]);
+    free(w->job.failed);
     free(w->headers);
     td_worker_engine_close(&w->engine);
     free(w);

@@ -31,6 +31,7 @@ struct td_decode_job {
     uint32_t n_runs, n_samples, set;
     struct td_worker_sample *samples; /* [slots] */
     struct td_token *tokens[2];       /* [slots] */
+    struct td_error *failed;          /* [slots] */
     td_status status;
     struct td_error err;
 };

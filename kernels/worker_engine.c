@@ -98,12 +98,13 @@ static td_status sample(struct td_worker_engine *w, const float *logits,
 
 td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run *runs,
                                 uint32_t n_runs, const struct td_worker_sample *samples,
-                                uint32_t n_samples, struct td_token *tokens, struct td_error *err) {
+                                uint32_t n_samples, struct td_token *tokens,
+                                struct td_error *failed, struct td_error *err) {
     const float *logits = NULL;
     TD_TRY(td_engine_step(w->engine, runs, n_runs, &logits, NULL, err));
     for (uint32_t i = 0; i < n_samples; i++)
-        TD_TRY(
-            sample(w, logits + (size_t)i * w->model->config.vocab, &samples[i], &tokens[i], err));
+        failed[i].status = sample(w, logits + (size_t)i * w->model->config.vocab, &samples[i],
+                                  &tokens[i], &failed[i]);
     return TD_OK;
 }
 

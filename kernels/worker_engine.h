@@ -33,11 +33,13 @@ struct td_worker_sample {
 };
 
 /* A step and its samplings; tokens [n_samples]. Meant for the jobs thread: it takes as long as the
- * step takes and touches nothing but the engine and `tokens`. A failed sampling fails the step. */
+ * step takes and touches nothing but the engine, `tokens` and `failed`. failed[i].status is TD_OK,
+ * or sample i has no token and the sentence says why (a NaN among its logits): nothing of the
+ * others. What is returned is about the step as a whole. */
 TD_MUST_USE td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run *runs,
                                             uint32_t n_runs, const struct td_worker_sample *samples,
                                             uint32_t n_samples, struct td_token *tokens,
-                                            struct td_error *err);
+                                            struct td_error *failed, struct td_error *err);
 
 /* The memory plan as lines "what   bytes" with a total, into `buf` [cap]; `slabs` bytes of slabs
  * are the role's. */

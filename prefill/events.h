@@ -30,7 +30,8 @@ struct td_prefill_event {
          * it; this happens exactly once per PREFILL, also when it is refused or a double. */
         const struct td_msg *msg;
         struct {
-            td_status status;      /* not OK: the engine refused or failed this step */
+            td_status status;      /* not OK: the engine refused or failed this step, */
+            const char *text;      /* and why; may be NULL */
             struct td_token token; /* when the STEP asked for one */
         } step;
         struct {

@@ -331,7 +331,11 @@ static void step_done(struct td_prefill *p, const struct td_prefill_event *ev) {
     p->steps++;
     if (t->state == ENDING) return; /* what it computed is for nobody; it is let go below */
     if (ev->step.status != TD_OK) {
-        fail(p, t, ev->step.status, "the engine could not compute the prompt");
+        char text[TD_TEXT_MAX];
+        const char *why = ev->step.text;
+        snprintf(text, sizeof text, "the engine could not compute the prompt%s%.200s",
+                 why != NULL ? ": " : "", why != NULL ? why : "");
+        fail(p, t, ev->step.status, text);
         return;
     }
     t->computed += p->step_tokens;

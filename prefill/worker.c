@@ -23,7 +23,10 @@ static void run_step(void *user) {
     struct td_prefill_worker *w = user;
     struct td_prefill_job *j = &w->job;
     j->status = td_worker_engine_step(&w->engine, &j->run, 1, &j->sample, j->run.want_logits,
-                                      &j->token, &j->err);
+                                      &j->token, &j->failed, &j->err);
+    if (j->status != TD_OK || !j->run.want_logits || j->failed.status == TD_OK) return;
+    j->status = j->failed.status;
+    j->err = j->failed;
 }
 
 static void step_done(void *user) {
@@ -33,7 +36,7 @@ static void step_done(void *user) {
     w->stepping = false;
     if (st != TD_OK) td_warn("a step failed: %s", w->job.err.text);
     struct td_prefill_event ev = {.kind = TD_PREFILL_STEP_DONE,
-                                  .step = {.status = st, .token = token}};
+                                  .step = {.status = st, .text = w->job.err.text, .token = token}};
     td_prefill_feed(w, &ev);
 }
 
@@ -41,6 +44,7 @@ static void start_step(struct td_prefill_worker *w, const struct td_prefill_acti
     w->job.run = a->step.run;
     w->job.sample = (struct td_worker_sample){a->step.sampling, a->step.position};
     w->job.status = TD_INTERNAL;
+    w->job.err.text[0] = 0;
     w->stepping = true;
     td_status st = td_jobs_submit(td_host_jobs(w->host), run_step, step_done, w);
     assert(st == TD_OK); /* one at a time */
@@ -97,7 +101,11 @@ static void on_message(void *user, const struct td_msg *m) {
             struct td_msg r = {.type = TD_MSG_FAILED};
             r.failed.key = m->prefill.key;
             r.failed.status = TD_NO_MEMORY;
+            snprintf(r.failed.text, sizeof r.failed.text, "no memory for %u ids",
+                     m->prefill.n_prompt);
             td_host_send(w->host, &r);
+            r = (struct td_msg){.type = TD_MSG_RELEASED, .released.key = m->prefill.key};
+            td_host_send(w->host, &r); /* else the router would wait for it for ever */
             return;
         }
         memcpy(ids, m->prefill.ids, bytes);

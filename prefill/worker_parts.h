@@ -32,7 +32,7 @@ struct td_prefill_job {
     struct td_worker_sample sample;
     struct td_token token;
     td_status status;
-    struct td_error err;
+    struct td_error failed, err; /* the sampling, the step */
 };
 
 struct td_prefill_worker {

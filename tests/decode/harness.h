@@ -29,6 +29,7 @@ static struct td_decode *machine;
 static struct td_kv_layout layout;
 static uint64_t now;
 static char said[8192];
+static char failed_text[TD_TEXT_MAX]; /* of the last FAILED */
 static int32_t ids[4096];
 static uint32_t ids_back;     /* FREE_IDS so far */
 static uint64_t ticket;       /* of the last admission */
@@ -60,6 +61,7 @@ static void say_message(const struct td_msg *m) {
         return;
     case TD_MSG_FAILED:
         say("FAILED %u %s\n", r, td_status_name(m->failed.status));
+        memcpy(failed_text, m->failed.text, sizeof failed_text);
         return;
     case TD_MSG_RELEASED:
         say("RELEASED %u\n", r);

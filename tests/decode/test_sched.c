@@ -151,9 +151,27 @@ static void test_failed_step_fails_who_was_in_it(void **state) {
     (void)state;
     admit_ids(1, 10, 5);
     admit_ids(2, 10, 5); /* not in this step */
+    assert_string_equal(
+        step((struct td_decode_event){.kind = TD_DECODE_STEP_DONE,
+                                      .step = {.status = TD_INTERNAL, .text = "no air"}}),
+        "FAILED 1 INTERNAL\nRELEASED 1\nSTEP 0+10\n");
+    assert_string_equal(failed_text, "the engine could not compute a step: no air");
+}
+
+/* A NaN among the logits of one sequence says nothing of those that were in the step with it. */
+static void test_failed_sampling_fails_that_sequence(void **state) {
+    (void)state;
+    from_peer(1, hello(PREFILL));
+    handed_off(1, 10, 100);
+    handed_off(2, 20, 100); /* not in this step */
+    computed(8);
+    assert_string_equal(said, "TOKENS 1 #1\nSTEP 11+1 20+1\n");
+    const struct td_token t[2] = {{.id = 8}, {.id = 9}};
+    const struct td_error failed[2] = {{.status = TD_CORRUPT, .text = "NaN"}, {.status = TD_OK}};
     assert_string_equal(step((struct td_decode_event){.kind = TD_DECODE_STEP_DONE,
-                                                      .step = {.status = TD_INTERNAL}}),
-                        "FAILED 1 INTERNAL\nRELEASED 1\nSTEP 0+10\n");
+                                                      .step = {.tokens = t, .failed = failed}}),
+                        "FAILED 1 CORRUPT\nRELEASED 1\nTOKENS 2 #1\nSTEP 21+1\n");
+    assert_string_equal(failed_text, "NaN");
 }
 
 static void test_router_down(void **state) {
@@ -180,6 +198,7 @@ int main(void) {
         T(test_preempted_handoff_keeps_its_pages_until_it_is_quiet),
         T(test_what_does_not_fit_alone_is_not_begun),
         T(test_failed_step_fails_who_was_in_it),
+        T(test_failed_sampling_fails_that_sequence),
         T(test_router_down),
     };
     (void)peer;

@@ -124,7 +124,7 @@ void forger_hang_up(struct forger *f) {
 /* ---- the prompt ---- */
 
 static void compute(struct forger *f) {
-    struct td_error err;
+    struct td_error err, unsampled = {.status = TD_OK};
     struct td_sampling greedy = {.top_p = 1, .logprobs = true};
     struct td_worker_sample sample = {.sampling = &greedy, .position = f->n_prompt};
     uint32_t pages[FORGER_BLOCKS];
@@ -134,8 +134,10 @@ static void compute(struct forger *f) {
         uint32_t n = f->n_prompt - pos < TD_KV_PAGE_TOKENS ? f->n_prompt - pos : TD_KV_PAGE_TOKENS;
         struct td_run run = {.slot = 0, .pos = pos, .n = n, .ids = f->ids + pos, .pages = pages};
         run.want_logits = pos + n == f->n_prompt;
-        need(td_worker_engine_step(&f->engine, &run, 1, &sample, run.want_logits, &f->first, &err),
+        need(td_worker_engine_step(&f->engine, &run, 1, &sample, run.want_logits, &f->first,
+                                   &unsampled, &err),
              &err);
+        if (unsampled.status != TD_OK) need(unsampled.status, &unsampled);
         pos += n;
     }
 }
