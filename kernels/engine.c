@@ -180,8 +180,9 @@ static void name_numerics(struct td_engine *e) {
     char device[160];
     e->f.device.backend->describe(&e->f.device, device, sizeof device);
     snprintf(e->numerics, sizeof e->numerics,
-             "%s; activations fp32; rows %s; keys %s%s; scores %s; topk %u; shards %u; %s",
-             e->o.ref ? "ref" : "plain", row[e->o.row_dtype], key[e->o.key_dtype],
+             "%s; activations fp32%s; rows %s; keys %s%s; scores %s; topk %u; shards %u; %s",
+             e->o.ref ? "ref" : "plain", e->o.nvfp4_activations ? ", nvfp4 in experts" : "",
+             row[e->o.row_dtype], key[e->o.key_dtype],
              e->o.index_sim4 ? " after sim4" : "", e->o.score_bf16 ? "bf16" : "fp32",
              e->o.index_topk, e->model->config.o_groups, device);
     e->numerics_id = hash_text(e->numerics);
@@ -209,6 +210,7 @@ static td_status open_device(struct td_engine *e, struct td_error *err) {
 td_status td_engine_create(const struct td_model *model, const struct td_engine_options *o,
                            struct td_engine **ret, struct td_error *err) {
     TD_TRY(check_options(&model->config, o, err));
+    if (o->nvfp4_activations) TD_TRY(td_model_nvfp4_inputs(model, err));
     struct td_engine *e = calloc(1, sizeof *e);
     if (!e) return td_fail(err, TD_NO_MEMORY, "no memory for an engine");
     td_status st;
@@ -219,6 +221,7 @@ td_status td_engine_create(const struct td_model *model, const struct td_engine_
     e->f.ops = &e->ops;
     e->f.topk = o->index_topk;
     e->f.ref = o->ref;
+    e->f.nvfp4 = o->nvfp4_activations;
     e->f.sim4 = o->index_sim4;
     e->f.score_bf16 = o->score_bf16;
     TD_TRY_GOTO(init_layout(e, err), destroy);

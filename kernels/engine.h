@@ -23,14 +23,15 @@ struct td_ops;
 struct td_engine_options {
     enum td_kv_row_dtype row_dtype;
     enum td_kv_key_dtype key_dtype;
-    bool ref;              /* numerics: ref, else plain */
-    bool index_sim4;       /* FP4 rounding of index queries and keys */
-    bool score_bf16;       /* index scores rounded to bf16 before they are compared */
-    uint32_t index_topk;   /* 1..2048 */
-    uint32_t max_context;  /* tokens per sequence */
-    uint32_t pages, slots; /* of the pool */
-    uint32_t max_tokens;   /* of one step, all runs together */
-    uint32_t max_runs;     /* of one step */
+    bool ref;               /* numerics: ref, else plain */
+    bool index_sim4;        /* FP4 rounding of index queries and keys */
+    bool nvfp4_activations; /* what NVFP4 experts multiply is rounded too; with ref alone */
+    bool score_bf16;        /* index scores rounded to bf16 before they are compared */
+    uint32_t index_topk;    /* 1..2048 */
+    uint32_t max_context;   /* tokens per sequence */
+    uint32_t pages, slots;  /* of the pool */
+    uint32_t max_tokens;    /* of one step, all runs together */
+    uint32_t max_runs;      /* of one step */
     uint32_t threads;
     const struct td_backend *backend; /* NULL: the CPU */
     uint32_t device;                  /* which of the backend's */

@@ -156,10 +156,20 @@ static void routed_experts(const struct td_forward *f, const struct td_packed_la
     const struct td_forward_buffers *s = &f->s;
     uint32_t rows = f->batch.n * c->experts_per_token;
     const float *x = input(f, &l->w1[0], s->h, s->rounded, f->batch.n, c->hidden);
-    OP(f, expert_linear, .x = x, .x_stride = c->hidden, .x_row = s->token, .offset = s->offset,
+    const uint32_t *x_row = s->token;
+    if (f->nvfp4) { /* every expert has a scale of its own; w1 and w3 share one */
+        OP(f, round_nvfp4, .x = s->h, .x_row = s->token, .offset = s->offset, .w = l->w1,
+           .y = s->expert_out, .experts = c->experts, .dim = c->hidden);
+        x = s->expert_out; /* not written before w2 */
+        x_row = NULL;
+    }
+    OP(f, expert_linear, .x = x, .x_stride = c->hidden, .x_row = x_row, .offset = s->offset,
        .experts = c->experts, .parts = 2, .w = {l->w1, l->w3}, .y = {s->a, s->b});
     OP(f, swiglu, .a = s->a, .b = s->b, .weight = s->row_weight, .t = s->a, .n = rows,
        .inner = c->expert_inner, .limit = c->swiglu_limit);
+    if (f->nvfp4)
+        OP(f, round_nvfp4, .x = s->a, .offset = s->offset, .w = l->w2, .y = s->a,
+           .experts = c->experts, .dim = c->expert_inner);
     x = input(f, &l->w2[0], s->a, s->a, rows, c->expert_inner);
     OP(f, expert_linear, .x = x, .x_stride = c->expert_inner, .offset = s->offset,
        .experts = c->experts, .parts = 1, .w = {l->w2}, .y = {s->expert_out});

@@ -52,6 +52,7 @@ struct td_forward {
     const struct td_packed_model *model;
     uint32_t topk;
     bool ref;        /* rounding of ref numerics: linear inputs, rows, Hadamard */
+    bool nvfp4;      /* inputs of NVFP4 experts too */
     bool sim4;       /* FP4 rounding of index queries and keys */
     bool score_bf16; /* of index scores before they are compared */
     struct td_forward_buffers s;

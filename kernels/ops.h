@@ -47,7 +47,8 @@ struct td_matrix {
     struct td_weight stored;
     uint32_t row, col;
     const struct td_matrix *device;
-    bool fp8_input; /* stored as FP8 or FP4: ref numerics rounds what it is multiplied with */
+    bool fp8_input;    /* stored as FP8 or FP4: ref numerics rounds what it is multiplied with */
+    float input_scale; /* stored as NVFP4: of round_nvfp4; else 0 */
 };
 
 /* The sequences of a step; everything but `kv`, `n` and `runs` is in device memory. Row i of the
@@ -102,7 +103,21 @@ struct td_round_fp8_args {
     uint32_t n, dim; /* dim: a multiple of 8 */
 };
 
-/* The same product for rows grouped by expert: row r of expert e, offset[e] <= r < offset[e+1],
+/* Row r of y = input row x_row[r] (NULL: r) as the NVFP4 linear of its expert sees it when
+ * activations are rounded too: per 16 values b = e4m3_rne((max|x| / 6) / input_scale),
+ * d = b * input_scale, x becomes e2m1_rne(clamp(x / d, -6, 6)) * d, or 0 where d is 0
+ * (checkpoint s.7). Rows are grouped by expert: row r of expert e, offset[e] <= r < offset[e+1].
+ * The products are plain ones with dequantised weights. */
+struct td_round_nvfp4_args {
+    const float *x;            /* [.., dim] */
+    const uint32_t *x_row;     /* [offset[experts]] or NULL: then y may be x */
+    const uint32_t *offset;    /* [experts + 1] */
+    const struct td_matrix *w; /* [experts]: their input_scale counts */
+    float *y;                  /* [offset[experts], dim] */
+    uint32_t experts, dim;     /* dim: a multiple of 16 */
+};
+
+/* A linear for rows grouped by expert: row r of expert e, offset[e] <= r < offset[e+1],
  * takes input row x_row[r] (NULL: r) and matrix w[part][e]. */
 struct td_expert_linear_args {
     const float *x;
@@ -329,6 +344,7 @@ struct td_gather_args {
     X(embed)                                                                                       \
     X(linear)                                                                                      \
     X(round_fp8)                                                                                   \
+    X(round_nvfp4)                                                                                 \
     X(expert_linear)                                                                               \
     X(rms_norm)                                                                                    \
     X(hc_pre)                                                                                      \

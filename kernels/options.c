@@ -41,6 +41,12 @@ td_status td_engine_options_from(const struct td_config *c, const struct td_mode
     TD_TRY(td_ops_mask(c->force_ref, &o.force_ref, err));
     o.ref = c->numerics == TD_NUMERICS_REF || (c->numerics == TD_NUMERICS_AUTO && m->quantised);
     o.index_sim4 = c->index_sim4;
+    o.nvfp4_activations = c->nvfp4_activations;
+    if (o.nvfp4_activations && !o.ref)
+        return td_fail(
+            err, TD_CONFIG,
+            "nvfp4_activations = on: expected numerics ref, found plain, which rounds no "
+            "activations");
     o.score_bf16 = c->score_dtype == TD_SCORE_BF16;
     storage_types(c, &o);
     o.index_topk = c->index_topk ? (uint32_t)c->index_topk : m->index_topk;

@@ -72,6 +72,7 @@ static struct td_matrix pack(struct packer *p, const struct td_weight *w) {
  * rules that is not every quantised one: wo_a is expanded. */
 static struct td_matrix rounding(struct td_matrix m, const struct td_weight *w) {
     m.fp8_input = w->format == TD_W_FP8_BLOCK || w->format == TD_W_FP4;
+    m.input_scale = w->format == TD_W_NVFP4 ? w->input_scale : 0;
     return m;
 }
 

@@ -24,6 +24,7 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("numerics", numerics, E, 0, 0, "auto|plain|ref", "rounding rules of the forward pass")        \
     X("index_key_dtype", index_key_dtype, E, 0, 0, "bf16|fp32|fp8|fp4", "how indexer keys are stored") \
     X("index_sim4", index_sim4, B, 0, 0, 0, "FP4 rounding of index q and keys before storing")     \
+    X("nvfp4_activations", nvfp4_activations, B, 0, 0, 0, "FP4 rounding of what NVFP4 experts multiply, by the checkpoint's input_scale; needs numerics ref") \
     X("score_dtype", score_dtype, E, 0, 0, "fp32|bf16", "index scores")                            \
     X("kv_dtype", kv_dtype, E, 0, 0, "auto|bf16|fp8|fp32", "how window and compressed rows are stored") \
     X("index_topk", index_topk, U, 0, 0, 2048, "entries per query in CSA layers; 0: the checkpoint's") \

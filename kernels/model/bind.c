@@ -20,6 +20,16 @@ static td_status wrong(const struct td_binder *b, const struct td_tensor *t, con
                    t->file->path, td_name_text(t->stored, shown), expected, found);
 }
 
+static bool has(const struct td_binder *b, const char *name, const char *suffix) {
+    char full[FULL_NAME];
+    full_name(b, name, suffix, full);
+    return td_files_find(b->files, full) != NULL;
+}
+
+bool td_bind_has(const struct td_binder *b, const char *name) {
+    return has(b, name, "");
+}
+
 /* Finds a tensor that must exist and counts it as used. */
 static td_status take(struct td_binder *b, const char *name, const char *suffix,
                       struct td_tensor **ret) {
@@ -140,6 +150,8 @@ static td_status bind_nvfp4(struct td_binder *b, const char *name, const struct 
     TD_TRY(
         bind_scales(b, name, ".weight_scale", TD_DTYPE_F8_E4M3, w->rows, w->cols / NVFP4_GROUP, w));
     TD_TRY(bind_scalar(b, name, ".weight_scale_2", &w->scale2));
+    /* Only rounded activations need it, and files made for weight-only use leave it out. */
+    if (!has(b, name, ".input_scale")) return TD_OK;
     return bind_scalar(b, name, ".input_scale", &w->input_scale);
 }
 
@@ -177,12 +189,6 @@ td_status td_bind_linear(struct td_binder *b, const char *name, uint32_t rows, u
     b->quantised |= w.format != TD_W_BF16 && w.format != TD_W_F32;
     *ret = w;
     return TD_OK;
-}
-
-bool td_bind_has(const struct td_binder *b, const char *name) {
-    char full[FULL_NAME];
-    full_name(b, name, "", full);
-    return td_files_find(b->files, full) != NULL;
 }
 
 td_status td_bind_stack(struct td_binder *b, const char *name, uint32_t n, uint32_t rows,

@@ -215,6 +215,35 @@ close_model:
     return st;
 }
 
+static td_status nvfp4_input(const struct td_weight *w, uint32_t layer, uint32_t expert,
+                             const char *name, struct td_error *err) {
+    const char *found = w->format != TD_W_NVFP4 ? "another format"
+                        : w->input_scale > 0    ? NULL
+                                                : "no input_scale";
+    if (!found) return TD_OK;
+    return td_fail(
+        err, TD_UNSUPPORTED,
+        "nvfp4_activations: layers.%u.ffn.experts.%u.%s: expected an NVFP4 weight with an "
+        "input_scale, found %s",
+        layer, expert, name, found);
+}
+
+td_status td_model_nvfp4_inputs(const struct td_model *m, struct td_error *err) {
+    for (uint32_t l = 0; l < m->config.layers; l++)
+        for (uint32_t e = 0; e < m->config.experts; e++) {
+            const struct td_expert_weights *w = &m->layer[l].experts[e];
+            TD_TRY(nvfp4_input(&w->w1, l, e, "w1", err));
+            TD_TRY(nvfp4_input(&w->w3, l, e, "w3", err));
+            TD_TRY(nvfp4_input(&w->w2, l, e, "w2", err));
+            if (w->w1.input_scale != w->w3.input_scale)
+                return td_fail(err, TD_UNSUPPORTED,
+                               "nvfp4_activations: layers.%u.ffn.experts.%u: expected one "
+                               "input_scale for w1 and w3, found %g and %g",
+                               l, e, (double)w->w1.input_scale, (double)w->w3.input_scale);
+        }
+    return TD_OK;
+}
+
 void td_model_close(struct td_model *m) {
     if (!m) return;
     if (m->layer)

@@ -88,6 +88,9 @@ TD_MUST_USE td_status td_model_open_watched(const char *dir, const struct td_loa
 TD_MUST_USE td_status td_model_parse(const char *name, const struct td_model_config *config,
                                      const uint8_t *data, size_t size, struct td_model **ret,
                                      struct td_error *err);
+/* UNSUPPORTED with a sentence naming the tensor unless every routed expert is NVFP4 with an
+ * input_scale for each of its linears, w1 and w3 sharing theirs. */
+TD_MUST_USE td_status td_model_nvfp4_inputs(const struct td_model *m, struct td_error *err);
 /* NULL and half-built models are fine. */
 void td_model_close(struct td_model *m);
 

@@ -25,7 +25,8 @@ struct td_weight {
     const void *data;    /* element-aligned at most; little-endian */
     const void *scale;   /* NULL when the format has none */
     float scale2;        /* NVFP4: weight_scale_2 */
-    float input_scale;   /* NVFP4: calibrated activation scale; not used in weight-only products */
+    float input_scale; /* NVFP4: calibrated activation scale, for rounded activations alone; 0: the
+                          checkpoint has none */
 };
 
 /* Row `r` as fp32, `cols` values to `ret`. Exact: every format's value is representable except

@@ -14,6 +14,22 @@ void TD_OP(round_fp8)(const struct td_device *d, const struct td_round_fp8_args 
     td_threads_run(d->threads, round_rows, a, a->n);
 }
 
+static void nvfp4_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {
+    (void)thread;
+    const struct td_round_nvfp4_args *a = arg;
+    uint32_t e = 0;
+    for (uint32_t r = begin; r < end; r++) {
+        while (a->offset[e + 1] <= r)
+            e++;
+        nvfp4_round(a->x + (size_t)(a->x_row ? a->x_row[r] : r) * a->dim, a->y + (size_t)r * a->dim,
+                    a->dim, a->w[e].input_scale);
+    }
+}
+
+void TD_OP(round_nvfp4)(const struct td_device *d, const struct td_round_nvfp4_args *a) {
+    td_threads_run(d->threads, nvfp4_rows, a, a->offset[a->experts]);
+}
+
 static void query_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {
     (void)thread;
     const struct td_index_query_args *a = arg;

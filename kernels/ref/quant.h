@@ -7,6 +7,10 @@
  * plus one when the mantissa is not zero. Scales stop at 2^127. x / s is exact but where it is
  * subnormal, so it is computed as x * (1 / s).
  *
+ * NVFP4 activations, per group of 16, with the linear's calibrated input_scale:
+ * b = e4m3_rne((max|x| / 6) / input_scale), d = b * input_scale, x becomes
+ * e2m1_rne(clamp(x / d, -6, 6)) * d, every step in fp32; a group whose d is 0 becomes zeros.
+ *
  * NaN: an e4m3 NaN stays one; e2m1 has none, so it makes its whole group NaN by the scale. */
 #ifndef TD_KERNELS_REF_QUANT_H
 #define TD_KERNELS_REF_QUANT_H
@@ -14,7 +18,7 @@
 #include "kernels/model/numbers.h"
 #include "kernels/ref/vec.h"
 
-enum { QUANT_SIM8 = 64, QUANT_SIM4 = 32 }; /* group sizes */
+enum { QUANT_SIM8 = 64, QUANT_SIM4 = 32, QUANT_NVFP4 = 16 }; /* group sizes */
 
 /* The least power of two that is not below v; v is positive and normal, or infinite. */
 TD_INLINE float pow2_ceil(float v) {
@@ -82,6 +86,23 @@ static inline void sim4(float *x, uint32_t dim) {
         float s = fp4_group_scale(x + g), inverse = 1.0f / s;
         for (uint32_t i = g; i < g + QUANT_SIM4; i++)
             x[i] = td_e2m1_to_f32(td_f32_to_e2m1(x[i] * inverse)) * s;
+    }
+}
+
+/* What the e2m1 values of one NVFP4 group are multiples of: NaN when one of its values is. */
+static inline float nvfp4_group_step(const float *x, float input_scale) {
+    for (uint32_t i = 0; i < QUANT_NVFP4; i++)
+        if (x[i] != x[i]) return td_e8m0_to_f32(255);
+    float block = max_abs(x, QUANT_NVFP4) / TD_E2M1_MAX / input_scale;
+    return td_e4m3_to_f32(td_f32_to_e4m3(block)) * input_scale;
+}
+
+/* dim is a multiple of 16; y may be x. */
+static inline void nvfp4_round(const float *x, float *y, uint32_t dim, float input_scale) {
+    for (uint32_t g = 0; g < dim; g += QUANT_NVFP4) {
+        float step = nvfp4_group_step(x + g, input_scale);
+        for (uint32_t i = g; i < g + QUANT_NVFP4; i++)
+            y[i] = step == 0.0f ? 0.0f : td_e2m1_to_f32(td_f32_to_e2m1(x[i] / step)) * step;
     }
 }
 

@@ -68,6 +68,7 @@ static void wrong_values(void **state) {
     refused("max_context=1", false, TD_CONFIG, "at least 2");
     refused("force_ref=linear,softmax", false, TD_CONFIG, "softmax");
     refused("force_ref=linea", false, TD_CONFIG, "linea");
+    refused("nvfp4_activations=on", false, TD_CONFIG, "expected numerics ref, found plain");
 }
 
 static struct td_engine_options resolved(bool quantised, const char *const *settings) {
@@ -103,6 +104,8 @@ static void numerics(void **state) {
     o = RESOLVED(true, "numerics=plain", "kv_dtype=fp8");
     assert_false(o.ref);
     assert_int_equal(o.row_dtype, TD_KV_ROW_FP8);
+    assert_false(o.nvfp4_activations);
+    assert_true(RESOLVED(true, "nvfp4_activations=on").nvfp4_activations);
     o = RESOLVED(true, "kv_dtype=bf16");
     assert_true(o.ref);
     assert_int_equal(o.row_dtype, TD_KV_ROW_BF16);

@@ -214,6 +214,82 @@ static void fp4_groups(void **state) {
         assert_true(isnan(back[i]));
 }
 
+/* The definition once more: block scale and values as doubles, one float rounding per step. */
+static double nvfp4_step_of(const float *x, float input_scale) {
+    float max = 0;
+    for (uint32_t i = 0; i < QUANT_NVFP4; i++)
+        max = fabsf(x[i]) > max ? fabsf(x[i]) : max;
+    float sixth = (float)((double)max / 6.0), block = (float)((double)sixth / (double)input_scale);
+    return (double)(float)(fmin(e4m3_of((double)block), 448) * (double)input_scale);
+}
+
+static void check_nvfp4_group(const float *x, const float *y, float input_scale) {
+    double step = nvfp4_step_of(x, input_scale);
+    for (uint32_t i = 0; i < QUANT_NVFP4; i++) {
+        double q = step == 0 ? 0 : e2m1_of((double)(float)((double)x[i] / step));
+        same_float("nvfp4", x[i], y[i], step == 0 ? 0 : q * step);
+    }
+}
+
+/* With every block scale e4m3 has, x on every e2m1 value and midpoint and next to it. */
+static void nvfp4_boundaries(void **state) {
+    (void)state;
+    static const float grid[] = {0, .25f, .5f, .75f, 1, 1.25f, 1.5f, 1.75f, 2, 2.5f, 3, 3.5f, 4, 5};
+    static const float inputs[] = {1, 0.01f, 0x1p-20f, 0.37f, 3e-5f};
+    enum { POINTS = sizeof grid / sizeof *grid };
+    float x[QUANT_NVFP4], y[QUANT_NVFP4];
+    for (uint32_t b = 0; b < 0x7f; b++)
+        for (uint32_t k = 0; k < 5; k++)
+            for (uint32_t p = 0; p < POINTS; p++) {
+                float d = td_e4m3_to_f32((uint8_t)b) * inputs[k], at = grid[p] * d;
+                memset(x, 0, sizeof x);
+                x[0] = 6 * d, x[1] = at, x[2] = -at, x[3] = -0.0f;
+                x[4] = nextafterf(at, INFINITY), x[5] = nextafterf(at, -INFINITY);
+                x[15] = td_test_below(2) ? nextafterf(6 * d, td_test_below(2) ? 0 : INFINITY) : 0;
+                nvfp4_round(x, y, QUANT_NVFP4, inputs[k]);
+                check_nvfp4_group(x, y, inputs[k]);
+            }
+    /* the block scale's own midpoints, and some floats to either side */
+    for (uint32_t b = 0; b < 0x7e; b++)
+        for (uint32_t k = 0; k < 5; k++) {
+            float mid = 0.5f * (td_e4m3_to_f32((uint8_t)b) + td_e4m3_to_f32((uint8_t)(b + 1)));
+            uint32_t bits = td_f32_bits(6 * mid * inputs[k]);
+            for (uint32_t side = 0; side < 9; side++) {
+                memset(x, 0, sizeof x);
+                x[9] = td_bits_f32(bits + side - 4);
+                nvfp4_round(x, y, QUANT_NVFP4, inputs[k]);
+                check_nvfp4_group(x, y, inputs[k]);
+            }
+        }
+    memset(x, 0, sizeof x);
+    nvfp4_round(x, y, QUANT_NVFP4, 0.01f);
+    assert_true(y[0] == 0 && y[15] == 0);
+    x[4] = 1e-9f; /* the block scale rounds to nothing */
+    nvfp4_round(x, y, QUANT_NVFP4, 1);
+    assert_true(y[4] == 0);
+    x[4] = INFINITY, x[5] = -1e30f, x[6] = 1; /* saturates: 448 * 6 */
+    nvfp4_round(x, y, QUANT_NVFP4, 1);
+    assert_true(y[4] == 2688 && y[5] == -2688 && y[6] == 0);
+    x[7] = NAN;
+    nvfp4_round(x, y, QUANT_NVFP4, 1);
+    for (uint32_t i = 0; i < QUANT_NVFP4; i++)
+        assert_true(isnan(y[i]));
+}
+
+static void nvfp4_groups(void **state) {
+    (void)state;
+    enum { DIM = 48 };
+    float x[DIM], y[DIM];
+    for (uint32_t done = 0; done < RANDOM; done += DIM) {
+        float input_scale = ldexpf(td_test_uniform(0.5f, 1), (int)td_test_below(30) - 22);
+        for (uint32_t g = 0; g < DIM; g += QUANT_NVFP4)
+            fill_group(x + g, QUANT_NVFP4);
+        nvfp4_round(x, y, DIM, input_scale);
+        for (uint32_t g = 0; g < DIM; g += QUANT_NVFP4)
+            check_nvfp4_group(x + g, y + g, input_scale);
+    }
+}
+
 /* Stored FP8 rows are the rounded ones, with or without rounding before. */
 static void fp8_rows(void **state) {
     (void)state;
@@ -309,12 +385,53 @@ static void ops_are_the_definitions(void **state) {
     td_test_device_finish(&dev);
 }
 
+/* Grouped rows, each with its expert's scale, from other places and in place; an empty expert. */
+static void nvfp4_op(void **state) {
+    (void)state;
+    enum { N = 23, EXPERTS = 5, DIM = 80 };
+    static const uint32_t offset[EXPERTS + 1] = {0, 0, 7, 8, 20, N};
+    struct td_matrix w[EXPERTS];
+    uint32_t x_row[N], expert[N];
+    struct td_device dev = td_test_device(2);
+    const struct td_ops *table[2];
+    uint32_t tables = td_test_tables(table);
+    float *x = td_test_floats(N * DIM, -5, 5), *y = td_test_poison(N * DIM);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        w[e] = (struct td_matrix){.input_scale = td_test_uniform(0.001f, 0.1f)};
+        for (uint32_t r = offset[e]; r < offset[e + 1]; r++)
+            expert[r] = e;
+    }
+    for (uint32_t r = 0; r < N; r++)
+        x_row[r] = td_test_below(N);
+    for (uint32_t t = 0; t < tables; t++)
+        for (int moved = 1; moved >= 0; moved--) {
+            struct td_round_nvfp4_args a = {.x = moved ? x : memcpy(y, x, N * DIM * sizeof *x),
+                                            .x_row = moved ? x_row : NULL,
+                                            .offset = offset,
+                                            .w = w,
+                                            .y = y,
+                                            .experts = EXPERTS,
+                                            .dim = DIM};
+            table[t]->round_nvfp4(&dev, &a);
+            for (uint32_t i = 0; i < N * DIM; i += QUANT_NVFP4) {
+                uint32_t r = i / DIM, from = moved ? x_row[r] : r;
+                check_nvfp4_group(x + (size_t)from * DIM + i % DIM, y + i,
+                                  w[expert[r]].input_scale);
+            }
+        }
+    free(y);
+    free(x);
+    td_test_device_finish(&dev);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(boundaries),       cmocka_unit_test(random_values),
         cmocka_unit_test(scale_boundaries), cmocka_unit_test(fp8_groups),
         cmocka_unit_test(fp4_groups),       cmocka_unit_test(fp8_rows),
+        cmocka_unit_test(nvfp4_boundaries), cmocka_unit_test(nvfp4_groups),
         cmocka_unit_test(hadamard),         cmocka_unit_test(ops_are_the_definitions),
+        cmocka_unit_test(nvfp4_op),
     };
     return cmocka_run_group_tests(tests, td_test_seed, NULL);
 }
