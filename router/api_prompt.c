@@ -129,7 +129,7 @@ static td_status read_messages(const json_t *list, const struct td_api_params *p
         return td_api_refuse(e, 400, NULL, "messages",
                              "messages: expected the last message to be the user's, found the %s's",
                              m[n - 1].role == TD_CHAT_SYSTEM ? "system" : "assistant");
-    struct td_chat_params cp = {.thinking = p->thinking, .max_effort = p->max_effort};
+    struct td_chat_params cp = {.thinking = p->thinking, .effort = p->max_effort ? TD_EFFORT_MAX : TD_EFFORT_DEFAULT};
     struct td_error err;
     if (td_chat_encode(chat, &cp, m, n, out, &err) != TD_OK) return internal(e, &err);
     return TD_OK;

@@ -44,8 +44,9 @@ static int unload(void **state) {
 }
 
 static struct td_chat_params params(int flags) {
-    return (struct td_chat_params){
-        .thinking = flags & THINK, .keep_reasoning = flags & KEEP, .max_effort = flags & MAX};
+    return (struct td_chat_params){.thinking = flags & THINK,
+                                   .keep_reasoning = flags & KEEP,
+                                   .effort = flags & MAX ? TD_EFFORT_MAX : TD_EFFORT_DEFAULT};
 }
 
 static void check(int flags, const struct td_chat_message *m, size_t n, const char *expected) {

@@ -136,7 +136,7 @@ static void counts_as_the_official_api_does(void **state) {
     p = (struct td_chat_params){.thinking = true};
     assert_int_equal(td_chat_encode(&c, &p, &m, 1, &ids, NULL), TD_OK);
     size_t without = ids.n;
-    p.max_effort = true;
+    p.effort = TD_EFFORT_MAX;
     ids.n = 0;
     assert_int_equal(td_chat_encode(&c, &p, &m, 1, &ids, NULL), TD_OK);
     assert_int_equal(ids.n - without, 79);

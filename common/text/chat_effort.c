@@ -1,0 +1,27 @@
+/* The texts that set the strength of the reasoning. Which effort has which text changed with the
+ * refreshed weights (0731); a text means to a model what it was trained to mean. */
+#include "common/text/chat_parts.h"
+
+static const char absolute[] =
+    "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n"
+    "You MUST be very thorough in your thinking and comprehensively decompose the problem to "
+    "resolve the root cause, rigorously stress-testing your logic against all potential paths, "
+    "edge cases, and adversarial scenarios.\n"
+    "Explicitly write out your entire deliberation process, documenting every intermediate step, "
+    "considered alternative, and rejected hypothesis to ensure absolutely no assumption is left "
+    "unchecked.\n\n";
+
+static const char beyond[] =
+    "Reasoning Effort: Beyond maximum — exhaustive, relentless, and uncompromising.\n"
+    "You MUST reason with the utmost depth and rigor, leaving absolutely nothing to chance: "
+    "exhaustively decompose the problem into its most fundamental components, trace every causal "
+    "chain to its root, and resolve the underlying cause rather than any surface symptom.\n"
+    "Do not stop reasoning until you have independently verified the solution from multiple angles "
+    "and are certain that no assumption remains unchecked and no error remains undiscovered.\n\n";
+
+const char *td_chat_effort_text(enum td_chat_effort_table table, enum td_chat_effort effort) {
+    if (table == TD_EFFORTS_0731) {
+        return effort == TD_EFFORT_MAX ? beyond : effort == TD_EFFORT_HIGH ? absolute : "";
+    }
+    return effort == TD_EFFORT_MAX ? absolute : "";
+}
