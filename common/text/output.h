@@ -17,9 +17,8 @@
 #include <stdint.h>
 
 #include "common/base/status.h"
+#include "common/text/stops.h"
 #include "common/text/tokenizer.h"
-
-enum { TD_STOP_MAX = 16, TD_STOP_BYTES_MAX = 256 };
 
 /* Borrowed for the call of td_output_init only. 1..TD_STOP_BYTES_MAX bytes of UTF-8. */
 struct td_output_stop {
