@@ -6,12 +6,41 @@
 
 #include "kernels/ref/scratch.h"
 
-const struct td_ops *td_ops_select(void) {
-#ifdef TD_HAVE_V3
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &td_ops_v3;
+/* The fast variants that were built (kernels/meson.build), the best one first. */
+#define VARIANTS(X) TD_CPU_VARIANTS(X)
+#define X(name) extern const struct td_ops td_ops_##name;
+VARIANTS(X)
+#undef X
+
+#if defined(__x86_64__)
+/* What each is compiled with. */
+static bool runs_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("bmi2");
+}
+static bool runs_avx512(void) {
+    return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+#else
+static bool runs_plain(void) {
+    return true;
+}
 #endif
-    return &td_ops_base;
+
+const struct td_ops *td_ops_table(uint32_t i) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#endif
+#define X(name) if (runs_##name() && i-- == 0) return &td_ops_##name;
+    VARIANTS(X)
+#undef X
+    return i == 0 ? &td_ops_ref : NULL;
+}
+
+const struct td_ops *td_ops_select(void) {
+    return td_ops_table(0);
 }
 
 /* ---- ops by name ---- */
@@ -68,7 +97,7 @@ void td_ops_init(struct td_ops *ret, uint64_t force_ref) {
     uint32_t i = 0;
     *ret = *td_ops_select();
 #define X(op)                                                                                      \
-    if (force_ref >> i++ & 1) ret->op = td_ops_base.op;
+    if (force_ref >> i++ & 1) ret->op = td_ops_ref.op;
     TD_OPS_MAP(X)
 #undef X
 }

@@ -24,31 +24,16 @@
 
 #include "common/kv/layout.h"
 #include "kernels/device.h"
+#include "kernels/matrix.h"
 #include "kernels/model/config.h"
 #include "kernels/model/weight.h"
 
 enum {
     TD_BLOCK = 128,       /* of the block sum; also the FP8 linears' scale block */
-    TD_PANEL = 16,        /* outputs side by side in a packed matrix */
     TD_LINEAR_PARTS = 8,  /* products that share one input */
     TD_INDEX_ROWS = 16,   /* queries scored together */
     TD_INDEX_TILE = 1024, /* keys scored before the running top-k is updated */
     TD_MAX_HEADS = 256,   /* query or index heads */
-};
-
-/* A weight in the layout of the device's kernels.
- * CPU: fp32 values in panels of 16 outputs, input-major: panels[o / 16][i][o % 16]; outputs beyond
- * `rows` are zero. 64-aligned.
- * Other devices: a tensor as the checkpoint stores it, in device memory, 64-aligned; the matrix is
- * its rows row.. and columns col... In an array of experts `device` is the array's copy there. */
-struct td_matrix {
-    uint32_t rows, cols; /* [out, in] */
-    const float *panels;
-    struct td_weight stored;
-    uint32_t row, col;
-    const struct td_matrix *device;
-    bool fp8_input;    /* stored as FP8 or FP4: ref numerics rounds what it is multiplied with */
-    float input_scale; /* stored as NVFP4: of round_nvfp4; else 0 */
 };
 
 /* The sequences of a step; everything but `kv`, `n` and `runs` is in device memory. Row i of the
@@ -366,18 +351,18 @@ struct td_gather_args {
     X(gather)
 
 struct td_ops {
-    const char *name; /* "base", "x86-64-v3" */
+    const char *name; /* "ref", "avx2", "avx512" */
 #define X(op) void (*op)(const struct td_device *d, const struct td_##op##_args *a);
     TD_OPS_MAP(X)
 #undef X
 };
 
-extern const struct td_ops td_ops_base;
-#ifdef TD_HAVE_V3
-extern const struct td_ops td_ops_v3;
-#endif
-
-/* The best table this processor runs. */
+/* The definitions. */
+extern const struct td_ops td_ops_ref;
+/* Number i of the tables this processor runs, the best one first and td_ops_ref last; NULL beyond
+ * them. All have the same bits. */
+const struct td_ops *td_ops_table(uint32_t i);
+/* The best one. */
 const struct td_ops *td_ops_select(void);
 
 /* Ops by name: bit i stands for op i of TD_OPS_MAP. `list`: names separated by commas or blanks, or
@@ -385,7 +370,7 @@ const struct td_ops *td_ops_select(void);
 TD_MUST_USE td_status td_ops_mask(const char *list, uint64_t *ret, struct td_error *err);
 /* The names of a mask, separated by blanks ("all" for all), into `buf` [cap]. */
 void td_ops_names(uint64_t mask, char *buf, size_t cap);
-/* td_ops_select's table with the ops of the mask taken from td_ops_base. */
+/* td_ops_select's table with the ops of the mask taken from td_ops_ref. */
 void td_ops_init(struct td_ops *ret, uint64_t force_ref);
 
 #endif

@@ -12,24 +12,50 @@ struct packer {
     struct td_bump bump;   /* device memory */
     struct td_bump arrays; /* host memory */
     float *row;            /* the widest row of the model, decoded */
+    uint8_t *bf16;         /* per matrix of panels, in the order of the walk: held as bf16 */
+    size_t matrices, room;
+    bool failed; /* no memory for `bf16` */
 };
 
-/* Rows row..row+rows-1 and columns col..col+cols-1 of w as panels. */
-static const float *pack_panels(struct packer *p, const struct td_weight *w, uint32_t row,
-                                uint32_t rows, uint32_t col, uint32_t cols) {
-    uint32_t panels = (rows + TD_PANEL - 1) / TD_PANEL;
-    size_t floats = (size_t)panels * cols * TD_PANEL;
-    float *to = td_bump_take(&p->bump, floats * sizeof *to);
-    if (!to) return NULL;
-    if (rows % TD_PANEL)
-        memset(to + (size_t)(panels - 1) * cols * TD_PANEL, 0, cols * TD_PANEL * sizeof *to);
-    for (uint32_t o = 0; o < rows; o++) {
-        td_weight_row(w, row + o, p->row);
-        float *panel = to + (size_t)(o / TD_PANEL) * cols * TD_PANEL + o % TD_PANEL;
-        for (uint32_t k = 0; k < cols; k++)
-            panel[(size_t)k * TD_PANEL] = p->row[col + k];
+/* Whether every value of the part is exact in bf16: by its format, or by looking. The first pass
+ * looks, the second one remembers. */
+static bool exact_part(struct packer *p, const struct td_weight *w, uint32_t row, uint32_t rows,
+                       uint32_t col, uint32_t cols) {
+    size_t i = p->matrices++;
+    if (p->bump.base) return p->bf16[i];
+    if (i >= p->room) {
+        size_t room = p->room ? 2 * p->room : 1024;
+        uint8_t *grown = realloc(p->bf16, room);
+        if (!grown) {
+            p->failed = true;
+            p->matrices = 0;
+            return false;
+        }
+        p->bf16 = grown;
+        p->room = room;
     }
-    return to;
+    bool exact = true;
+    for (uint32_t o = 0; exact && w->format != TD_W_BF16 && o < rows; o++) {
+        td_weight_row(w, row + o, p->row);
+        exact = td_matrix_exact(p->row + col, cols);
+    }
+    p->bf16[i] = exact;
+    return exact;
+}
+
+/* Rows row..row+rows-1 and columns col..col+cols-1 of w as panels. */
+static void pack_panels(struct packer *p, const struct td_weight *w, uint32_t row, uint32_t col,
+                        struct td_matrix *m) {
+    m->bf16 = exact_part(p, w, row, m->rows, col, m->cols);
+    size_t bytes = td_matrix_bytes(m->rows, m->cols, m->bf16);
+    void *to = td_bump_take(&p->bump, bytes);
+    if (!to) return;
+    memset(to, 0, bytes);
+    m->panels = to;
+    for (uint32_t o = 0; o < m->rows; o++) {
+        td_weight_row(w, row + o, p->row);
+        td_matrix_set_row(to, m->cols, m->bf16, o, p->row + col);
+    }
 }
 
 /* A copy in device memory. */
@@ -53,7 +79,7 @@ static struct td_matrix pack_part(struct packer *p, const struct td_weight *stor
                                   uint32_t rows, uint32_t col, uint32_t cols) {
     struct td_matrix m = {.rows = rows, .cols = cols};
     if (p->device->backend->host) {
-        m.panels = pack_panels(p, stored, row, rows, col, cols);
+        pack_panels(p, stored, row, col, &m);
     } else {
         m.stored = *stored;
         m.row = row;
@@ -213,6 +239,10 @@ td_status td_packed_create(const struct td_model *model, struct td_device *d,
     m->model = model;
     m->device = d;
     pack_model(&p, m);
+    if (p.failed) {
+        st = td_fail(err, TD_NO_MEMORY, "no memory to pack a model of %u layers", c->layers);
+        goto free_row;
+    }
     m->bytes = p.bump.used;
     TD_TRY_GOTO(d->backend->take(d, m->bytes, "weights", &m->memory, err), free_row);
     m->arrays = aligned_alloc(64, p.arrays.used);
@@ -222,12 +252,14 @@ td_status td_packed_create(const struct td_model *model, struct td_device *d,
     }
     p.bump = (struct td_bump){m->memory, 0};
     p.arrays = (struct td_bump){m->arrays, 0};
+    p.matrices = 0;
     pack_model(&p, m);
     TD_TRY_GOTO(d->backend->wait(d, TD_LANE_STEP, err), free_row);
     *ret = m;
     m = NULL;
 free_row:
     free(p.row);
+    free(p.bf16);
     td_packed_destroy(m);
     return st;
 }

@@ -1,14 +1,11 @@
-/* Names of the definitions: each source here is compiled once per instruction set, and TD_ISA,
- * set by the build, tells the copies apart. */
+/* Names of the definitions: td_linear_ref and so on. */
 #ifndef TD_KERNELS_REF_OP_H
 #define TD_KERNELS_REF_OP_H
 
 #include "kernels/ops.h"
 #include "kernels/ref/vec.h"
 
-#define TD_ISA_PASTE2(op, isa) td_##op##_##isa
-#define TD_ISA_PASTE(op, isa) TD_ISA_PASTE2(op, isa)
-#define TD_OP(op) TD_ISA_PASTE(op, TD_ISA)
+#define TD_OP(op) td_##op##_ref
 
 #define X(op) void TD_OP(op)(const struct td_device *d, const struct td_##op##_args *a);
 TD_OPS_MAP(X)

@@ -58,13 +58,13 @@ void *td_test_bytes(size_t n) {
 }
 
 struct td_matrix td_test_pack(const float *w, uint32_t rows, uint32_t cols) {
-    uint32_t panels = (rows + TD_PANEL - 1) / TD_PANEL;
-    float *p = td_test_bytes((size_t)panels * cols * TD_PANEL * sizeof *p);
+    bool bf16 = true;
+    for (uint32_t o = 0; bf16 && o < rows; o++)
+        bf16 = td_matrix_exact(w + (size_t)o * cols, cols);
+    void *p = td_test_bytes(td_matrix_bytes(rows, cols, bf16));
     for (uint32_t o = 0; o < rows; o++)
-        for (uint32_t k = 0; k < cols; k++)
-            p[((size_t)(o / TD_PANEL) * cols + k) * TD_PANEL + o % TD_PANEL] =
-                w[(size_t)o * cols + k];
-    return (struct td_matrix){.rows = rows, .cols = cols, .panels = p};
+        td_matrix_set_row(p, cols, bf16, o, w + (size_t)o * cols);
+    return (struct td_matrix){.rows = rows, .cols = cols, .panels = p, .bf16 = bf16};
 }
 
 struct td_device td_test_device(uint32_t threads) {
@@ -81,7 +81,7 @@ void td_test_device_finish(struct td_device *d) {
 }
 
 uint32_t td_test_tables(const struct td_ops *ret[2]) {
-    ret[0] = &td_ops_base;
+    ret[0] = &td_ops_ref;
     ret[1] = td_ops_select();
     return ret[1] == ret[0] ? 1 : 2;
 }

@@ -33,7 +33,7 @@ struct td_matrix td_test_pack(const float *w, uint32_t rows, uint32_t cols);
 struct td_device td_test_device(uint32_t threads);
 void td_test_device_finish(struct td_device *d);
 
-/* The tables to test: base, and v3 where it runs. */
+/* The tables to test: the definitions, and the best fast one. */
 uint32_t td_test_tables(const struct td_ops *ret[2]);
 
 /* |a - b| <= tol * max(1, |b|) everywhere; else fails showing `what` and the place. */

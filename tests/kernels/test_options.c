@@ -118,12 +118,12 @@ static void forced_ops(void **state) {
     td_ops_init(&ops, RESOLVED(false, "force_ref=").force_ref);
     assert_memory_equal(&ops, td_ops_select(), sizeof ops);
     td_ops_init(&ops, RESOLVED(false, "force_ref=all").force_ref);
-    ops.name = td_ops_base.name; /* the table's own, not an op */
-    assert_memory_equal(&ops, &td_ops_base, sizeof ops);
+    ops.name = td_ops_ref.name; /* the table's own, not an op */
+    assert_memory_equal(&ops, &td_ops_ref, sizeof ops);
     struct td_engine_options o = RESOLVED(false, "force_ref= attend,linear ,, linear");
     td_ops_init(&ops, o.force_ref);
-    assert_ptr_equal(ops.linear, td_ops_base.linear);
-    assert_ptr_equal(ops.attend, td_ops_base.attend);
+    assert_ptr_equal(ops.linear, td_ops_ref.linear);
+    assert_ptr_equal(ops.attend, td_ops_ref.attend);
     assert_ptr_equal(ops.embed, td_ops_select()->embed);
     assert_ptr_equal(ops.gather, td_ops_select()->gather);
     td_ops_names(o.force_ref, text, sizeof text);

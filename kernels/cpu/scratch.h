@@ -1,0 +1,20 @@
+/* Sizes that an op and the memory planner must agree on. */
+#ifndef TD_KERNELS_CPU_SCRATCH_H
+#define TD_KERNELS_CPU_SCRATCH_H
+
+#include "kernels/ops.h"
+
+enum {
+    TD_ATTEND_ROW = TD_HEAD_DIM + 16, /* floats between decoded rows: not a power of two, so that
+                                         a column of a block spreads over the cache */
+    TD_ATTEND_BLOCKS = 2,             /* decoded blocks kept for the second pass */
+    TD_ATTEND_SPAN = TD_WINDOW + 64,  /* decoded window rows kept for the next tokens */
+    TD_INDEX_KEYS = 64,               /* keys decoded together */
+};
+
+/* Heads or queries side by side: whole vectors of 8. */
+static inline uint32_t td_lanes(uint32_t n) {
+    return (n + 7) & ~7u;
+}
+
+#endif

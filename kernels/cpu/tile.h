@@ -1,0 +1,215 @@
+/* The one product loop of the fast kernels: block sums of a few rows against panels of 16 lanes.
+ *
+ *   y[r][j] = block sum over k of x[r][k] * w[k][j]      (kernels/ops.h)
+ *
+ * Lanes are outputs, so every lane is its own chain and the vector's width changes no bit: the same
+ * source is compiled for 8 and for 16 lanes. Three kinds of operands:
+ *   TILE_FP32  x[r][k] against fp32 lanes
+ *   TILE_BF16  x[r][k] against bf16 panels (kernels/matrix.h), widened in registers
+ *   TILE_QUAD  four chains a row: lane j takes x[r][k][j % 4], for products whose outputs are too
+ *              few to fill a vector; there is one block (k <= 128).
+ * How many rows and panels share a pass changes speed only: enough chains to hide the latency of
+ * fma, few enough to stay in registers. */
+#ifndef TD_KERNELS_CPU_TILE_H
+#define TD_KERNELS_CPU_TILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/cpu/vec.h"
+#include "kernels/ops.h"
+
+#if !defined(TD_WIDTH) && defined(__AVX512F__)
+#define TD_WIDTH 16
+#elif !defined(TD_WIDTH)
+#define TD_WIDTH 8
+#endif
+
+typedef float vl __attribute__((vector_size(4 * TD_WIDTH)));
+typedef uint32_t ul __attribute__((vector_size(4 * TD_WIDTH)));
+
+enum {
+    PANEL_VECTORS = TD_PANEL / TD_WIDTH,
+    TILE_ROWS = TD_WIDTH == 16 ? 12 : 6, /* registers: 32 or 16 */
+};
+
+enum tile_kind { TILE_FP32, TILE_BF16, TILE_QUAD };
+
+struct tile {
+    const float *x[TILE_ROWS]; /* row starts */
+    const float *w;            /* of panel 0; bf16 panels are addressed as 32-bit words */
+    size_t w_step, w_panel;    /* words from w[k] to w[k + 1], from a panel to the next */
+    uint32_t k;
+    float *y;
+    size_t y_step; /* floats from y[r] to y[r + 1]; panels lie side by side */
+    bool add;      /* y already holds the sum of earlier blocks */
+};
+
+TD_INLINE vl load_lanes(const float *p) {
+    vl v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+TD_INLINE void store_lanes(float *p, vl v) {
+    memcpy(p, &v, sizeof v);
+}
+
+TD_INLINE vl splat_lanes(float x) {
+#if TD_WIDTH == 8
+    return splat8(x);
+#else
+    return (vl){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+#endif
+}
+
+TD_INLINE vl fma_lanes(vl a, vl b, vl c) {
+#if TD_WIDTH == 8
+    return fma8(a, b, c);
+#elif defined(__AVX512F__)
+    return (vl)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    v8 part[3][2];
+    memcpy(part[0], &a, sizeof a);
+    memcpy(part[1], &b, sizeof b);
+    memcpy(part[2], &c, sizeof c);
+    for (int i = 0; i < 2; i++)
+        part[2][i] = fma8(part[0][i], part[1][i], part[2][i]);
+    memcpy(&c, part[2], sizeof c);
+    return c;
+#endif
+}
+
+/* p[0..3] again and again. */
+TD_INLINE vl quad_lanes(const float *p) {
+    typedef float v4 __attribute__((vector_size(16)));
+    v4 q;
+    memcpy(&q, p, sizeof q);
+#if TD_WIDTH == 8
+    return __builtin_shufflevector(q, q, 0, 1, 2, 3, 0, 1, 2, 3);
+#else
+    return __builtin_shufflevector(q, q, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+#endif
+}
+
+/* The 16 lanes of one k. */
+TD_INLINE void load_panel(enum tile_kind kind, const float *w, vl *ret) {
+    if (kind != TILE_BF16) {
+        for (int v = 0; v < PANEL_VECTORS; v++)
+            ret[v] = load_lanes(w + v * TD_WIDTH);
+        return;
+    }
+    u8 d;
+    memcpy(&d, w, sizeof d);
+#if TD_WIDTH == 8
+    ret[0] = (vl)(d << 16);
+    ret[1] = (vl)(d & 0xffff0000u);
+#else
+    ul both = __builtin_shufflevector(d, d, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
+    ret[0] = (vl)((both << (ul){16, 16, 16, 16, 16, 16, 16, 16}) & 0xffff0000u);
+#endif
+}
+
+/* kind, rows and panels are constants at every call, so that the sums stay in registers. */
+TD_INLINE void tile_fixed(const struct tile *t, enum tile_kind kind, int rows, int panels) {
+    enum { V = PANEL_VECTORS };
+    const size_t x_step = kind == TILE_QUAD ? 4 : 1;
+    const float *x[TILE_ROWS];
+    for (int r = 0; r < rows; r++)
+        x[r] = t->x[r];
+    for (uint32_t begin = 0; begin < t->k; begin += TD_BLOCK) {
+        const bool first = begin == 0 && !t->add;
+        uint32_t end = t->k - begin < TD_BLOCK ? t->k : begin + TD_BLOCK;
+        vl acc[TILE_ROWS][8];
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < panels * V; v++)
+                acc[r][v] = splat_lanes(0.0f);
+        const float *w = t->w + begin * t->w_step;
+        for (size_t k = begin * x_step; k < end * x_step; k += x_step, w += t->w_step) {
+#pragma GCC unroll 8
+            for (int p = 0; p < panels; p++) {
+                vl lanes[V];
+                load_panel(kind, w + (size_t)p * t->w_panel, lanes);
+#pragma GCC unroll 12
+                for (int r = 0; r < rows; r++) {
+                    vl at = kind == TILE_QUAD ? quad_lanes(x[r] + k) : splat_lanes(x[r][k]);
+#pragma GCC unroll 2
+                    for (int v = 0; v < V; v++)
+                        acc[r][p * V + v] = fma_lanes(at, lanes[v], acc[r][p * V + v]);
+                }
+            }
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < panels * V; v++) {
+                float *y = t->y + (size_t)r * t->y_step + v * TD_WIDTH;
+                store_lanes(y, first ? acc[r][v] : load_lanes(y) + acc[r][v]);
+            }
+    }
+}
+
+/* `fit` panels at a time while there are as many, then one at a time. */
+TD_INLINE void tile_panels(struct tile t, enum tile_kind kind, int rows, int fit, uint32_t panels) {
+    for (; panels >= (uint32_t)fit; panels -= (uint32_t)fit) {
+        tile_fixed(&t, kind, rows, fit);
+        t.w += (size_t)fit * t.w_panel;
+        t.y += fit * TD_PANEL;
+    }
+    for (; fit > 1 && panels > 0; panels--) {
+        tile_fixed(&t, kind, rows, 1);
+        t.w += t.w_panel;
+        t.y += TD_PANEL;
+    }
+}
+
+/* rows: 1..TILE_ROWS. */
+TD_INLINE void tile_run(const struct tile *t, enum tile_kind kind, uint32_t rows,
+                        uint32_t panels) {
+    const bool wide = TD_WIDTH == 16;
+    switch (rows) {
+    case 1:
+        tile_panels(*t, kind, 1, wide ? 8 : 4, panels);
+        break;
+    case 2:
+        tile_panels(*t, kind, 2, wide ? 8 : 2, panels);
+        break;
+    case 3:
+        tile_panels(*t, kind, 3, wide ? 4 : 2, panels);
+        break;
+    case 4:
+        tile_panels(*t, kind, 4, wide ? 4 : 1, panels);
+        break;
+    case 5:
+        tile_panels(*t, kind, 5, wide ? 4 : 1, panels);
+        break;
+#if TD_WIDTH == 16
+    case 6:
+        tile_panels(*t, kind, 6, 4, panels);
+        break;
+    case 7:
+        tile_panels(*t, kind, 7, 2, panels);
+        break;
+    case 8:
+        tile_panels(*t, kind, 8, 2, panels);
+        break;
+    case 9:
+        tile_panels(*t, kind, 9, 2, panels);
+        break;
+    case 10:
+        tile_panels(*t, kind, 10, 2, panels);
+        break;
+    case 11:
+        tile_panels(*t, kind, 11, 2, panels);
+        break;
+#endif
+    default:
+        tile_panels(*t, kind, TILE_ROWS, wide ? 2 : 1, panels);
+        break;
+    }
+}
+
+#endif

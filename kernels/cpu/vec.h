@@ -1,0 +1,120 @@
+/* Eight floats side by side, and the few functions on them that the definitions need.
+ *
+ * Every operation is per lane and correctly rounded (or built from such), so the baseline build,
+ * where the compiler spells a v8 with two SSE registers and fma8 with eight calls of fmaf, gives
+ * the same bits as the AVX2 build. exp8 is a definition, not an approximation of libm: results do
+ * not depend on the C library. */
+#ifndef TD_KERNELS_CPU_VEC_H
+#define TD_KERNELS_CPU_VEC_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__FMA__) && defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define TD_INLINE static inline __attribute__((always_inline))
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+typedef uint32_t u8 __attribute__((vector_size(32)));
+typedef uint16_t h8 __attribute__((vector_size(16)));
+
+TD_INLINE v8 splat8(float x) {
+    return (v8){x, x, x, x, x, x, x, x};
+}
+
+TD_INLINE v8 load8(const float *p) {
+    v8 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+TD_INLINE void store8(float *p, v8 v) {
+    memcpy(p, &v, sizeof v);
+}
+
+/* a * b + c, rounded once. */
+TD_INLINE v8 fma8(v8 a, v8 b, v8 c) {
+#if defined(__FMA__) && defined(__AVX2__)
+    return (v8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    for (int i = 0; i < 8; i++)
+        c[i] = fmaf(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
+/* Lane-wise mask ? a : b; mask lanes are all ones or zero, as comparisons give. */
+TD_INLINE v8 select8(i8 mask, v8 a, v8 b) {
+    return (v8)((mask & (i8)a) | (~mask & (i8)b));
+}
+
+/* a when a > b, else b (so b when either is NaN). */
+TD_INLINE v8 max8(v8 a, v8 b) {
+    return select8(a > b, a, b);
+}
+
+/* Lanes i and i+4, i and i+2, i and i+1 added, in this order. */
+TD_INLINE float sum8(v8 v) {
+    float a = v[0] + v[4], b = v[1] + v[5], c = v[2] + v[6], d = v[3] + v[7];
+    return (a + c) + (b + d);
+}
+
+/* e^x: x = n ln 2 + r, |r| <= ln 2 / 2, Taylor polynomial of degree 7 in r by fmaf, scaled by 2^n
+ * in two factors so that subnormal results and overflow come out by themselves. At most 2 ulp for
+ * normal results; 0 below -104, infinity above 89; NaN for NaN. */
+TD_INLINE v8 exp8(v8 x) {
+    const v8 magic = splat8(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    x = select8(x > splat8(89.0f), splat8(89.0f), x);
+    x = select8(x < splat8(-104.0f), splat8(-104.0f), x);
+    v8 t = fma8(x, splat8(0x1.715476p+0f), magic);
+    v8 n = t - magic;
+    v8 r = fma8(n, splat8(-0x1.62e400p-1f), x); /* ln 2: high part with trailing zeros, low part */
+    r = fma8(n, splat8(-0x1.7f7d1cp-20f), r);
+    v8 p = splat8(1.0f / 5040.0f);
+    p = fma8(p, r, splat8(1.0f / 720.0f));
+    p = fma8(p, r, splat8(1.0f / 120.0f));
+    p = fma8(p, r, splat8(1.0f / 24.0f));
+    p = fma8(p, r, splat8(1.0f / 6.0f));
+    p = fma8(p, r, splat8(0.5f));
+    p = fma8(p, r, splat8(1.0f));
+    p = fma8(p, r, splat8(1.0f));
+    i8 k = (i8)t - (i8)magic;
+    i8 half = k >> 1;
+    v8 s1 = (v8)((half + 127) << 23), s2 = (v8)((k - half + 127) << 23);
+    return p * s1 * s2;
+}
+
+TD_INLINE float exp1(float x) {
+    return exp8(splat8(x))[0];
+}
+
+TD_INLINE v8 sigmoid8(v8 x) {
+    return splat8(1.0f) / (splat8(1.0f) + exp8(-x));
+}
+
+TD_INLINE float sigmoid1(float x) {
+    return sigmoid8(splat8(x))[0];
+}
+
+/* log(1 + e^x) = max(x, 0) + log1p(e^-|x|); log1p(z) = 2 atanh(s) with s = z / (2 + z) <= 1/3, its
+ * odd series to s^17 (the next term is below 2^-32 of the sum). */
+TD_INLINE float softplus1(float x) {
+    float z = exp1(-fabsf(x));
+    float s = z / (2.0f + z), q = s * s, p = 1.0f / 17.0f;
+    for (int k = 15; k >= 1; k -= 2)
+        p = fmaf(p, q, 1.0f / (float)k);
+    float l = 2.0f * s * p;
+    return x > 0 ? x + l : l;
+}
+
+/* Eight bf16 as fp32. */
+TD_INLINE v8 widen8(const uint16_t *p) {
+    h8 h;
+    memcpy(&h, p, sizeof h);
+    return (v8)(__builtin_convertvector(h, u8) << 16);
+}
+
+#endif

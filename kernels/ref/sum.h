@@ -1,0 +1,24 @@
+/* The block sum of kernels/ops.h, as it is written there. */
+#ifndef TD_KERNELS_REF_SUM_H
+#define TD_KERNELS_REF_SUM_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/ops.h"
+
+/* Of x[k] * w[k], n products; steps are the distances of neighbours in floats. */
+static inline float block_sum(const float *x, size_t x_step, const float *w, size_t w_step,
+                              uint32_t n) {
+    float total = 0.0f;
+    for (uint32_t begin = 0; begin < n; begin += TD_BLOCK) {
+        float chain = 0.0f;
+        for (uint32_t k = begin; k < n && k < begin + TD_BLOCK; k++)
+            chain = fmaf(x[k * x_step], w[k * w_step], chain);
+        total = begin == 0 ? chain : total + chain;
+    }
+    return total;
+}
+
+#endif
