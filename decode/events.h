@@ -17,6 +17,7 @@ enum td_decode_event_kind {
     TD_DECODE_ROUTER_DOWN,  /* the control link is lost: everything of it is cancelled */
     TD_DECODE_STEP_DONE,    /* answer to STEP */
     TD_DECODE_UNPACKED,     /* answer to UNPACK */
+    TD_DECODE_COPY_FAILED,  /* answer to a COPY that could not be done */
     TD_DECODE_PEER_MESSAGE, /* prefill: PEER_HELLO, SLAB, MANIFEST, ABORT, PEER_BEAT */
     TD_DECODE_PEER_LOST,    /* the link failed or was closed: nothing more comes from it, but its
                              * process may still write into its landing slabs */
@@ -44,6 +45,11 @@ struct td_decode_event {
             char text[TD_TEXT_MAX];
             const struct td_kv_block_header *headers; /* [n_blocks] as verified; NULL unless OK */
         } unpacked;
+        struct {
+            uint32_t to_slot;
+            td_status status;
+            const char *text;
+        } copy;
         struct { /* PEER_* */
             td_link_id link;
             const struct td_msg *msg;
@@ -53,10 +59,11 @@ struct td_decode_event {
 
 /* ---- actions ---- */
 
-/* One sampling of a step: from the logits of the next run that wants logits. */
+/* One sampling of a step. The choices of one request sample their first token from one run. */
 struct td_decode_sample {
     const struct td_sampling *sampling;
     uint32_t position; /* absolute, of the sampled token */
+    uint32_t row;      /* whose logits: number of the run among those that want them; ascending */
 };
 
 enum td_decode_action_kind {
@@ -66,6 +73,7 @@ enum td_decode_action_kind {
                           * slab_address (of landing slabs peer.first_slab ...), rkey */
     TD_DECODE_CLOSE,     /* close peer.link; answer PEER_LOST (spare ones are harmless) */
     TD_DECODE_UNPACK,    /* verify and copy blocks of a landing slab; answer UNPACKED */
+    TD_DECODE_COPY,      /* KV state for another choice; done before any later action */
     TD_DECODE_FREE_IDS,  /* the ids of one ADMIT are not needed any more */
 };
 
@@ -77,7 +85,8 @@ struct td_decode_action {
             /* Arrays of the machine, unchanged until STEP_DONE. */
             const struct td_run *runs; /* [n_runs] */
             uint32_t n_runs;
-            const struct td_decode_sample *samples; /* [n_samples], for runs with want_logits */
+            const struct td_decode_sample *samples; /* [n_samples], one or more for every run with
+                                                     * want_logits */
             uint32_t n_samples;
         } step;
         struct {
@@ -95,6 +104,11 @@ struct td_decode_action {
             const uint32_t *pages;
             uint32_t slot;
         } unpack;
+        struct {
+            uint32_t from_slot, to_slot;
+            bool page; /* the prompt's last page is not full: */
+            uint32_t from_page, to_page;
+        } copy;
         const int32_t *ids; /* FREE_IDS */
     };
 };

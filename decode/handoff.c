@@ -146,7 +146,7 @@ static td_status verify(const struct td_receiver *r, const struct td_receipt *t,
         .prefill_epoch = r->peer[t->peer].epoch,
         .prompt_hash = t->o.prompt_hash,
         .prompt_tokens = t->o.n_prompt,
-        .n_first = 1,
+        .n_first = t->o.n_first,
     };
     struct td_kv_manifest k = {
         .decode_epoch = m->decode_epoch,
@@ -166,9 +166,9 @@ static td_status verify(const struct td_receiver *r, const struct td_receipt *t,
     for (int f = 0; f < TD_KV_FAMILIES; f++)
         k.family[f] =
             (struct td_kv_family_sum){m->family[f].rows, m->family[f].bytes, m->family[f].checksum};
-    if (m->n_first > 0 && m->n_first <= TD_KV_MAX_FIRST)
-        k.first[0] =
-            (struct td_kv_first_token){.token = m->first[0].id, .logprob = m->first[0].logprob};
+    for (uint32_t i = 0; i < m->n_first && i < TD_KV_MAX_FIRST; i++)
+        k.first[i] =
+            (struct td_kv_first_token){.token = m->first[i].id, .logprob = m->first[i].logprob};
     return td_kv_manifest_verify(&k, r->o->layout, &known, &t->tally, err);
 }
 
@@ -187,7 +187,7 @@ static void judge(struct td_receiver *r, uint32_t i) {
     td_status st = verify(r, t, &err);
     if (st == TD_OK) {
         t->state = TD_RECEIPT_TAKEN;
-        t->first = t->manifest.first[0];
+        memcpy(t->first, t->manifest.first, sizeof t->first);
         r->handoffs_ok++;
     } else {
         td_receipt_over(r, i, st, err.text);

@@ -52,6 +52,7 @@ enum td_receipt_state {
 struct td_receiver_order {
     uint64_t ticket;
     uint32_t n_prompt;
+    uint32_t n_first; /* choices */
     uint64_t prompt_hash;
     const uint32_t *pages; /* [page blocks at least] */
     uint32_t slot;
@@ -67,7 +68,7 @@ struct td_receipt {
     struct td_kv_tally tally;
     bool has_manifest; /* waits for the last UNPACKED */
     struct td_msg_manifest manifest;
-    struct td_token first; /* TAKEN */
+    struct td_token first[TD_FIRST_TOKENS_MAX]; /* TAKEN: [n_first] */
     td_status status;
     char text[TD_TEXT_MAX];
 };

@@ -11,9 +11,9 @@
 #define MS_NS 1000000ull
 enum { RETRY_MS_MIN = 50, RETRY_MS_MAX = 10000, RETRY_MS_UNKNOWN = 1000 };
 
-/* Of one step: FAILED, TOKENS, FINISHED, RELEASED, FREE_IDS, ABORT; per landing slab: CREDIT,
+/* Of one step: FAILED, TOKENS, FINISHED, RELEASED, FREE_IDS, ABORT, COPY; per landing slab: CREDIT,
  * ABORT, UNPACK; per peer: WELCOME, CLOSE, BEAT, VERDICT. */
-enum { ACTIONS_PER_SEQ = 8, ACTIONS_PER_PEER = 6, ACTIONS_PER_SLAB = 4 };
+enum { ACTIONS_PER_SEQ = 9, ACTIONS_PER_PEER = 6, ACTIONS_PER_SLAB = 4 };
 
 td_status td_decode_create(const struct td_decode_options *o, struct td_decode **ret,
                            struct td_error *err) {
@@ -29,11 +29,12 @@ td_status td_decode_create(const struct td_decode_options *o, struct td_decode *
     d->runs = calloc(o->slots, sizeof *d->runs);
     d->run_seq = calloc(o->slots, sizeof *d->run_seq);
     d->samples = calloc(o->slots, sizeof *d->samples);
+    d->sample_seq = calloc(o->slots, sizeof *d->sample_seq);
     uint32_t actions = ACTIONS_PER_SEQ * o->slots +
                        o->max_peers * (ACTIONS_PER_PEER + ACTIONS_PER_SLAB * o->landing_slabs);
     td_status st = TD_NO_MEMORY;
     if (d->seq == NULL || d->page_ids == NULL || d->runs == NULL || d->run_seq == NULL ||
-        d->samples == NULL ||
+        d->samples == NULL || d->sample_seq == NULL ||
         !td_fifo_create(&d->actions, sizeof(struct td_decode_action), actions)) {
         td_fail(err, st, "decode scheduler: out of memory");
         goto destroy;
@@ -54,6 +55,7 @@ void td_decode_destroy(struct td_decode *d) {
     td_ledger_finish(&d->slots);
     td_ledger_finish(&d->pages);
     td_fifo_destroy(&d->actions);
+    free(d->sample_seq);
     free(d->samples);
     free(d->run_seq);
     free(d->runs);
@@ -89,16 +91,17 @@ static void release(struct td_decode *d, struct seq *s) {
     if (s->state != ENDING || s->step_n > 0 || !td_receiver_quiet(&d->receiver, i)) return;
     td_receiver_forget(&d->receiver, i);
     td_ledger_release(&d->pages, s->owner);
+    if (s->shared != 0) td_ledger_release(&d->pages, s->shared);
     td_ledger_release(&d->slots, s->owner);
     free_ids(d, s->ids);
-    if (!s->orphan) {
+    s->state = FREE;
+    if (!s->orphan && td_seq_find(d, s->key) == NULL) { /* the request's last choice */
         struct td_msg_released *m = &td_decode_say(d, TD_MSG_RELEASED)->released;
         uint64_t ready = s->computed_ns != 0 ? s->computed_ns : d->now_ns;
         m->key = s->key;
-        *(s->ids != NULL ? &m->compute_ns : &m->transfer_ns) += ready - s->admitted_ns;
+        *(s->alone ? &m->compute_ns : &m->transfer_ns) += ready - s->admitted_ns;
         m->compute_ns += d->now_ns - ready;
     }
-    s->state = FREE;
 }
 
 void td_seq_retire(struct td_decode *d, struct seq *s, td_status why, const char *text) {
@@ -108,14 +111,24 @@ void td_seq_retire(struct td_decode *d, struct seq *s, td_status why, const char
     release(d, s);
 }
 
+static void retire_all(struct td_decode *d, struct td_key key, td_status why, const char *text) {
+    for (struct seq *s = NULL; (s = td_seq_next_choice(d, key, s)) != NULL;)
+        td_seq_retire(d, s, why, text);
+}
+
 void td_seq_fail(struct td_decode *d, struct seq *s, td_status why, const char *text) {
+    bool all = s->n == 1 || s->state == RESERVED || s->state == PREFILLING;
     if (!s->orphan) {
         struct td_msg_failed *m = &td_decode_say(d, TD_MSG_FAILED)->failed;
         m->key = s->key;
+        m->only = all ? 0 : s->choice + 1;
         m->status = why;
         snprintf(m->text, sizeof m->text, "%s", text);
     }
-    td_seq_retire(d, s, why, text);
+    if (all)
+        retire_all(d, s->key, why, text);
+    else
+        td_seq_retire(d, s, why, text);
 }
 
 void td_seq_token(struct td_decode *d, struct seq *s, int32_t id) {
@@ -125,22 +138,13 @@ void td_seq_token(struct td_decode *d, struct seq *s, int32_t id) {
     if (!stop && s->produced < s->max_new) return;
     struct td_msg_finished *m = &td_decode_say(d, TD_MSG_FINISHED)->finished;
     m->key = s->key;
+    m->choice = s->choice;
     m->reason = stop ? TD_FINISH_STOP : TD_FINISH_LENGTH;
     m->n_tokens = s->produced;
     td_seq_retire(d, s, TD_OK, "");
 }
 
 /* ---- admission ---- */
-
-static struct seq *find(struct td_decode *d, struct td_key key) {
-    for (uint32_t i = 0; i < d->o.slots; i++) {
-        struct seq *s = &d->seq[i];
-        if (s->state != FREE && !s->orphan && s->key.request == key.request &&
-            s->key.attempt == key.attempt)
-            return s;
-    }
-    return NULL;
-}
 
 /* When the running sequence with the least left would end at its limit. */
 static uint32_t retry_ms(const struct td_decode *d) {
@@ -155,64 +159,14 @@ static uint32_t retry_ms(const struct td_decode *d) {
     return ms < RETRY_MS_MIN ? RETRY_MS_MIN : ms > RETRY_MS_MAX ? RETRY_MS_MAX : (uint32_t)ms;
 }
 
-static uint32_t reserve_pages(const struct td_decode *d, const struct td_msg_admit *m) {
-    uint32_t extra = m->max_new < d->o.reserve_new ? m->max_new : d->o.reserve_new;
-    return td_kv_page_blocks(m->n_prompt + extra);
-}
-
-static td_status admissible(const struct td_decode *d, const struct td_msg_admit *m,
-                            struct td_error *err) {
-    uint64_t tokens = (uint64_t)m->n_prompt + m->max_new;
-    if (m->n_prompt == 0 || m->max_new == 0)
-        return td_fail(err, TD_INVALID, "an empty prompt, or no output wanted");
-    if (tokens > d->o.max_context)
-        return td_fail(err, TD_TOO_LONG,
-                       "%u prompt and %u output tokens make %llu, the limit is %u", m->n_prompt,
-                       m->max_new, (unsigned long long)tokens, d->o.max_context);
-    /* What does not fit alone would be preempted for ever. */
-    uint32_t need = td_kv_page_blocks((uint32_t)tokens);
-    if (need > d->o.pages)
-        return td_fail(err, TD_TOO_LONG,
-                       "%u prompt and %u output tokens need %u pages, there are %u", m->n_prompt,
-                       m->max_new, need, d->o.pages);
-    need = reserve_pages(d, m);
-    if (d->slots.count[TD_UNIT_FREE] == 0)
-        return td_fail(err, TD_BUSY, "all %u slots are taken", d->o.slots);
-    if (d->pages.count[TD_UNIT_FREE] < need)
-        return td_fail(err, TD_BUSY, "%u pages are needed, %u are free", need,
-                       d->pages.count[TD_UNIT_FREE]);
-    return TD_OK;
-}
-
-static struct seq *reserve(struct td_decode *d, const struct td_msg_admit *m) {
-    struct seq *s = d->seq;
-    while (s->state != FREE)
-        s++;
-    *s = (struct seq){
-        .state = m->ids != NULL ? PREFILLING : RESERVED,
-        .key = m->key,
-        .owner = d->next_owner++,
-        .ids = m->ids,
-        .n_prompt = m->n_prompt,
-        .max_new = m->max_new,
-        .sampling = m->sampling,
-        .n_pages = reserve_pages(d, m),
-        .admitted_ns = d->now_ns,
-    };
-    td_status a = td_ledger_take(&d->slots, s->owner, 1, &s->slot, NULL);
-    td_status b = td_ledger_take(&d->pages, s->owner, s->n_pages, td_seq_pages(d, s), NULL);
-    assert(a == TD_OK && b == TD_OK);
-    (void)a, (void)b;
-    return s;
-}
-
 static void on_admit(struct td_decode *d, const struct td_msg_admit *m) {
-    if (find(d, m->key) != NULL) { /* a double */
+    if (td_seq_find(d, m->key) != NULL) { /* a double */
         free_ids(d, m->ids);
         return;
     }
     struct td_error err = {.text = ""};
-    td_status st = admissible(d, m, &err);
+    struct plan plan;
+    td_status st = td_decode_plan(d, m, &plan, &err);
     struct td_msg_admit_reply *r = &td_decode_say(d, TD_MSG_ADMIT_REPLY)->admit_reply;
     r->key = m->key;
     r->status = st;
@@ -222,13 +176,14 @@ static void on_admit(struct td_decode *d, const struct td_msg_admit *m) {
         free_ids(d, m->ids);
         return;
     }
-    struct seq *s = reserve(d, m);
+    struct seq *s = td_decode_reserve(d, m, &plan);
     r->lease_ms = (uint32_t)(d->o.lease_ns / MS_NS);
     if (s->state != RESERVED) return;
     r->ticket = d->next_ticket++;
     const struct td_receiver_order o = {
         .ticket = r->ticket,
         .n_prompt = m->n_prompt,
+        .n_first = s->n,
         .prompt_hash = m->prompt_hash,
         .pages = td_seq_pages(d, s),
         .slot = s->slot,
@@ -237,18 +192,23 @@ static void on_admit(struct td_decode *d, const struct td_msg_admit *m) {
 }
 
 static void on_keep(struct td_decode *d, struct td_key key) {
-    struct seq *s = find(d, key);
+    struct seq *s = td_seq_find(d, key);
     if (s != NULL && s->state == RESERVED) td_receiver_keep(&d->receiver, d->now_ns, number(d, s));
 }
 
-static void on_cancel(struct td_decode *d, struct td_key key) {
-    struct seq *s = find(d, key);
-    if (s == NULL) { /* released before, or never here: true either way */
-        td_decode_say(d, TD_MSG_RELEASED)->released.key = key;
+static void on_cancel(struct td_decode *d, const struct td_msg_cancel *m) {
+    struct seq *s = NULL;
+    if (td_seq_find(d, m->key) == NULL) { /* released before, or never here: true either way */
+        td_decode_say(d, TD_MSG_RELEASED)->released.key = m->key;
         return;
     }
     d->cancels++;
-    td_seq_retire(d, s, TD_CANCELLED, "the router cancelled the request");
+    if (m->only == 0) {
+        retire_all(d, m->key, TD_CANCELLED, "the router cancelled the request");
+        return;
+    }
+    while ((s = td_seq_next_choice(d, m->key, s)) != NULL)
+        if (s->choice == m->only - 1) td_seq_drop(d, s);
 }
 
 static void router_down(struct td_decode *d) {
@@ -260,6 +220,14 @@ static void router_down(struct td_decode *d) {
 
 /* ---- what has come to its end, or may begin ---- */
 
+/* Choices that were fed their token 0 may end at once. */
+static void taken(struct td_decode *d, struct seq *lead, const struct td_receipt *t) {
+    const struct td_key key = lead->key;
+    td_seq_fork(d, lead);
+    for (struct seq *s = NULL; (s = td_seq_next_choice(d, key, s)) != NULL;)
+        if (s->state == RUNNING) td_seq_token(d, s, t->first[s->choice].id);
+}
+
 static void collect(struct td_decode *d) {
     for (uint32_t i = 0; i < d->o.slots; i++) {
         struct seq *s = &d->seq[i];
@@ -269,10 +237,7 @@ static void collect(struct td_decode *d) {
         } else if (s->state == RESERVED && t->state == TD_RECEIPT_OVER) {
             td_seq_fail(d, s, t->status, t->text);
         } else if (s->state == RESERVED && t->state == TD_RECEIPT_TAKEN) {
-            s->state = RUNNING;
-            s->computed_ns = d->now_ns;
-            s->pos = s->n_prompt;
-            td_seq_token(d, s, t->first.id);
+            taken(d, s, t);
         }
     }
 }
@@ -286,13 +251,16 @@ void td_decode_step(struct td_decode *d, const struct td_decode_event *ev) {
     case TD_DECODE_MESSAGE:
         if (ev->msg->type == TD_MSG_ADMIT) on_admit(d, &ev->msg->admit);
         if (ev->msg->type == TD_MSG_KEEP) on_keep(d, ev->msg->keep.key);
-        if (ev->msg->type == TD_MSG_CANCEL) on_cancel(d, ev->msg->cancel.key);
+        if (ev->msg->type == TD_MSG_CANCEL) on_cancel(d, &ev->msg->cancel);
         break;
     case TD_DECODE_ROUTER_DOWN:
         router_down(d);
         break;
     case TD_DECODE_STEP_DONE:
         td_decode_step_done(d, ev);
+        break;
+    case TD_DECODE_COPY_FAILED:
+        td_decode_copy_failed(d, ev);
         break;
     case TD_DECODE_TIMER:
         td_receiver_timer(&d->receiver, d->now_ns);
@@ -320,7 +288,7 @@ void td_decode_load(const struct td_decode *d, struct td_msg_heartbeat *ret) {
     for (uint32_t i = 0; i < d->o.slots; i++) {
         const struct seq *s = &d->seq[i];
         if (s->state == FREE) continue;
-        *(s->state == RESERVED ? &ret->waiting : &ret->running) += 1;
+        *(s->state == RESERVED || s->state == JOINING ? &ret->waiting : &ret->running) += 1;
         if (s->state == PREFILLING) ret->queued_tokens += s->n_prompt - s->pos;
     }
     ret->free_pages = d->pages.count[TD_UNIT_FREE];
@@ -333,6 +301,7 @@ void td_decode_ledger(const struct td_decode *d, struct td_msg_ledger *ret) {
         .pages_free = d->pages.count[TD_UNIT_FREE],
         .pages_owned = d->pages.count[TD_UNIT_OWNED],
         .pages_quarantined = d->pages.count[TD_UNIT_QUARANTINED],
+        .pages_shared = d->pages.shared,
         .slots_free = d->slots.count[TD_UNIT_FREE],
         .slots_owned = d->slots.count[TD_UNIT_OWNED],
         .slots_quarantined = d->slots.count[TD_UNIT_QUARANTINED],
@@ -352,7 +321,7 @@ void td_decode_ledger(const struct td_decode *d, struct td_msg_ledger *ret) {
 td_status td_decode_check(const struct td_decode *d, struct td_error *err) {
     TD_TRY(td_ledger_check(&d->pages, err));
     TD_TRY(td_ledger_check(&d->slots, err));
-    uint32_t pages = 0, slots = 0;
+    uint32_t slots = 0;
     for (uint32_t i = 0; i < d->o.slots; i++) {
         const struct seq *s = &d->seq[i];
         if (s->state == FREE) {
@@ -360,15 +329,10 @@ td_status td_decode_check(const struct td_decode *d, struct td_error *err) {
                 return td_fail(err, TD_INTERNAL, "entry %u: a receipt without a sequence", i);
             continue;
         }
-        struct td_ledger_holding h = td_ledger_holding(&d->pages, s->owner);
-        if (h.owned != s->n_pages)
-            return td_fail(err, TD_INTERNAL, "entry %u: %u pages by its count, %u in the ledger", i,
-                           s->n_pages, h.owned);
-        pages += h.owned;
         slots += td_ledger_holding(&d->slots, s->owner).owned;
     }
-    if (pages != d->pages.count[TD_UNIT_OWNED] || slots != d->slots.count[TD_UNIT_OWNED])
-        return td_fail(err, TD_INTERNAL, "%u of %u pages and %u of %u slots have a living owner",
-                       pages, d->pages.count[TD_UNIT_OWNED], slots, d->slots.count[TD_UNIT_OWNED]);
-    return TD_OK;
+    if (slots != d->slots.count[TD_UNIT_OWNED])
+        return td_fail(err, TD_INTERNAL, "%u of %u slots have a living owner", slots,
+                       d->slots.count[TD_UNIT_OWNED]);
+    return td_decode_check_pages(d, err);
 }

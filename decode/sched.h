@@ -5,6 +5,13 @@
  *   ADMIT -> reserved (pages, slot, lease) -> handoff verified -> running -> FINISHED, RELEASED
  *   ADMIT with ids -> prefilling by itself -> running -> FINISHED, RELEASED
  *
+ * A request has n choices: sequences of one prompt, each with a slot, a seed and an end of its own.
+ * All are reserved at ADMIT: the full pages of the prompt once, held by all of them, since nothing
+ * is written there any more; whatever may be written (the prompt's last page when it is not full,
+ * the slot, room to grow) for each. The prompt comes into the first one's slot and pages and is
+ * copied for the others when it is verified or computed: until then they are one, afterwards each
+ * goes its own way and lets go of its own.
+ *
  * A step is one token for every running sequence and, in what is left of the token budget, a chunk
  * of one self-prefilled prompt. After a handoff of N tokens with token 0 sampled, the next step
  * feeds token 0 at position N and samples token 1 (position N + 1). A sequence never runs without
@@ -14,9 +21,10 @@
  * A full pool preempts the youngest sequence, running or not: FAILED(PREEMPTED), and the router
  * admits it again as a new attempt, with the tokens it has shown at the end of the prompt. Age is
  * the request's, not the admission's, so a sequence that comes back is not the youngest for ever;
- * the oldest always runs, and since nothing is admitted that all pages together could not hold, it
- * ends. Pages that a preempted handoff still unpacks into are waited for: who needs one sits steps
- * out until then.
+ * of the choices of one request the last is the youngest, and it alone makes room; the oldest
+ * always runs, and since nothing is admitted that all pages together could not hold, it ends. Pages
+ * that a preempted handoff still unpacks into are waited for: who needs one sits steps out until
+ * then.
  *
  * Use: td_decode_step(event), then td_decode_next() until false; carrying out an action may call
  * td_decode_step() again. Pointers in an event must live until the actions have been taken. */

@@ -6,12 +6,17 @@
 
 /* ---- growing ---- */
 
+/* The router numbers a request's choices like requests that follow each other. */
+static uint64_t age(const struct seq *s) {
+    return s->key.request + s->choice;
+}
+
 static struct seq *youngest(struct td_decode *d) {
     struct seq *y = NULL;
     for (uint32_t i = 0; i < d->o.slots; i++) {
         struct seq *s = &d->seq[i];
-        if (s->state != FREE && s->state != ENDING &&
-            (y == NULL || s->key.request > y->key.request))
+        if (s->state != FREE && s->state != ENDING && s->state != JOINING &&
+            (y == NULL || age(s) > age(y)))
             y = s;
     }
     return y;
@@ -49,7 +54,13 @@ static void grow(struct td_decode *d, struct seq *s) {
 
 /* ---- building ---- */
 
-static void add(struct td_decode *d, struct seq *s, uint32_t n, const int32_t *ids, bool sample) {
+/* The token sampled from position p's logits stands at p + 1. */
+static void sample(struct td_decode *d, struct seq *s, uint32_t row, uint32_t position) {
+    d->sample_seq[d->n_samples] = (uint32_t)(s - d->seq);
+    d->samples[d->n_samples++] = (struct td_decode_sample){&s->sampling, position, row};
+}
+
+static void add(struct td_decode *d, struct seq *s, uint32_t n, const int32_t *ids, bool logits) {
     s->step_n = n;
     d->run_seq[d->n_runs] = (uint32_t)(s - d->seq);
     d->runs[d->n_runs++] = (struct td_run){
@@ -58,10 +69,18 @@ static void add(struct td_decode *d, struct seq *s, uint32_t n, const int32_t *i
         .n = n,
         .ids = ids,
         .pages = td_seq_pages(d, s),
-        .want_logits = sample,
+        .want_logits = logits,
     };
-    /* The token sampled from position p's logits stands at p + 1. */
-    if (sample) d->samples[d->n_samples++] = (struct td_decode_sample){&s->sampling, s->pos + n};
+}
+
+/* Every choice of a prompt that will be complete; those that join take part in the step, so that
+ * none of them goes while it runs. */
+static void sample_choices(struct td_decode *d, struct seq *lead, uint32_t row) {
+    for (struct seq *s = NULL; (s = td_seq_next_choice(d, lead->key, s)) != NULL;) {
+        if (s == lead ? lead->dropped : s->state != JOINING) continue;
+        sample(d, s, row, lead->n_prompt);
+        if (s != lead) s->step_n = 1;
+    }
 }
 
 static void add_chunk(struct td_decode *d, uint32_t budget) {
@@ -75,7 +94,9 @@ static void add_chunk(struct td_decode *d, uint32_t budget) {
         uint32_t end = (s->pos + budget) / TD_KV_PAGE_TOKENS * TD_KV_PAGE_TOKENS;
         n = end > s->pos ? end - s->pos : budget;
     }
+    uint32_t row = d->n_samples;
     add(d, s, n, s->ids + s->pos, n == left);
+    if (n == left) sample_choices(d, s, row);
 }
 
 void td_decode_run(struct td_decode *d) {
@@ -84,8 +105,10 @@ void td_decode_run(struct td_decode *d) {
         grow(d, &d->seq[i]);
     d->n_runs = d->n_samples = 0;
     for (uint32_t i = 0; i < d->o.slots; i++)
-        if (d->seq[i].state == RUNNING && has_page(&d->seq[i]))
+        if (d->seq[i].state == RUNNING && has_page(&d->seq[i])) {
+            sample(d, &d->seq[i], d->n_runs, d->seq[i].pos + 1);
             add(d, &d->seq[i], 1, &d->seq[i].last, true);
+        }
     add_chunk(d, d->o.max_tokens - d->n_runs);
     if (d->n_runs == 0) return;
     d->stepping = true;
@@ -101,12 +124,9 @@ void td_decode_run(struct td_decode *d) {
 /* ---- results ---- */
 
 static void sampled(struct td_decode *d, struct seq *s, const struct td_token *token) {
-    if (s->state == PREFILLING) {
-        s->state = RUNNING;
-        s->computed_ns = d->now_ns;
-    }
     struct td_msg_tokens *m = &td_decode_say(d, TD_MSG_TOKENS)->tokens;
     m->key = s->key;
+    m->choice = s->choice;
     m->index = s->produced;
     m->n = 1;
     m->tokens = token;
@@ -126,23 +146,25 @@ void td_decode_step_done(struct td_decode *d, const struct td_decode_event *ev) 
     d->steps++;
     uint64_t took = d->now_ns - d->step_began_ns;
     d->step_ns = d->step_ns == 0 ? took : (7 * d->step_ns + took) / 8;
-    uint32_t sample = 0;
+    for (uint32_t k = 0; k < d->n_samples; k++)
+        d->seq[d->sample_seq[k]].step_n = 0;
     for (uint32_t k = 0; k < d->n_runs; k++) {
         struct seq *s = &d->seq[d->run_seq[k]];
-        const struct td_token *token = NULL;
-        const struct td_error *failed = NULL;
-        if (d->runs[k].want_logits && ev->step.status == TD_OK) {
-            if (ev->step.failed != NULL) failed = &ev->step.failed[sample];
-            token = &ev->step.tokens[sample++];
-        }
-        s->pos += s->step_n;
+        s->pos += d->runs[k].n;
         s->step_n = 0;
         if (s->state == ENDING) continue; /* for nobody; it is let go after the step */
         if (ev->step.status != TD_OK)
             step_failed(d, s, ev->step.status, ev->step.text);
-        else if (failed != NULL && failed->status != TD_OK)
+        else if (s->state == PREFILLING && d->runs[k].want_logits)
+            td_seq_fork(d, s);
+    }
+    for (uint32_t k = 0; k < d->n_samples && ev->step.status == TD_OK; k++) {
+        struct seq *s = &d->seq[d->sample_seq[k]];
+        const struct td_error *failed = ev->step.failed != NULL ? &ev->step.failed[k] : NULL;
+        if (s->state != RUNNING) continue;
+        if (failed != NULL && failed->status != TD_OK)
             td_seq_fail(d, s, failed->status, failed->text);
-        else if (token != NULL)
-            sampled(d, s, token);
+        else
+            sampled(d, s, &ev->step.tokens[k]);
     }
 }

@@ -50,7 +50,8 @@ static void start_step(struct td_decode_worker *w, const struct td_decode_action
     j->n_samples = a->step.n_samples;
     for (uint32_t i = 0; i < j->n_samples; i++)
         j->samples[i] = (struct td_worker_sample){.sampling = a->step.samples[i].sampling,
-                                                  .position = a->step.samples[i].position};
+                                                  .position = a->step.samples[i].position,
+                                                  .row = a->step.samples[i].row};
     j->set ^= 1;
     j->status = TD_INTERNAL;
     j->err.text[0] = 0;
@@ -58,6 +59,20 @@ static void start_step(struct td_decode_worker *w, const struct td_decode_action
     td_status st = td_jobs_submit(td_host_jobs(w->host), run_step, step_done, w);
     assert(st == TD_OK); /* one at a time */
     (void)st;
+}
+
+/* On the loop, as unpacking is: what is copied is in no step. */
+static void copy_state(struct td_decode_worker *w, const struct td_decode_action *a) {
+    struct td_engine *e = w->engine.engine;
+    struct td_error err;
+    td_status st = td_engine_copy_slot(e, a->copy.from_slot, a->copy.to_slot, &err);
+    if (st == TD_OK && a->copy.page)
+        st = td_engine_copy_page(e, a->copy.from_page, a->copy.to_page, &err);
+    if (st == TD_OK) return;
+    td_warn("KV state of a choice: %s", err.text);
+    struct td_decode_event ev = {.kind = TD_DECODE_COPY_FAILED,
+                                 .copy = {a->copy.to_slot, st, err.text}};
+    td_decode_feed(w, &ev);
 }
 
 static void carry_out(struct td_decode_worker *w, struct td_decode_action *a) {
@@ -76,6 +91,9 @@ static void carry_out(struct td_decode_worker *w, struct td_decode_action *a) {
         return;
     case TD_DECODE_UNPACK:
         td_decode_unpack(w, a);
+        return;
+    case TD_DECODE_COPY:
+        copy_state(w, a);
         return;
     case TD_DECODE_FREE_IDS:
         free((int32_t *)a->ids);

@@ -267,6 +267,16 @@ void *td_engine_slot(struct td_engine *e, uint32_t slot) {
     return e->slots + e->layout.slot_bytes * slot;
 }
 
+td_status td_engine_copy_slot(struct td_engine *e, uint32_t from, uint32_t to,
+                              struct td_error *err) {
+    return td_kv_staging_copy_slot(&e->staging, from, to, err);
+}
+
+td_status td_engine_copy_page(struct td_engine *e, uint32_t from, uint32_t to,
+                              struct td_error *err) {
+    return td_kv_staging_copy_page(&e->staging, from, to, err);
+}
+
 void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret) {
     *ret = (struct td_engine_memory){
         .weights = e->packed->bytes,

@@ -58,6 +58,12 @@ const struct td_kv_layout *td_engine_layout(const struct td_engine *e);
 /* In the device's memory. */
 void *td_engine_pool(struct td_engine *e);
 void *td_engine_slot(struct td_engine *e, uint32_t slot);
+/* What a sequence has in a slot, or in a page, for another one that goes on from the same tokens.
+ * Not while a step uses the one or the other; other steps may run. */
+TD_MUST_USE td_status td_engine_copy_slot(struct td_engine *e, uint32_t from, uint32_t to,
+                                          struct td_error *err);
+TD_MUST_USE td_status td_engine_copy_page(struct td_engine *e, uint32_t from, uint32_t to,
+                                          struct td_error *err);
 
 /* Wire blocks of the engine's pages and slots: td_kv_pack_page and its kin of common/kv/wire.h,
  * wherever the pool lies. One thread at a time, which may be another than the one that steps: what

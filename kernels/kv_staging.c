@@ -90,3 +90,24 @@ td_status td_kv_staging_slot(struct td_kv_staging *s, uint32_t slot, bool fetch,
 td_status td_kv_staging_send_slot(struct td_kv_staging *s, uint32_t slot, struct td_error *err) {
     return s->device->backend->host ? TD_OK : copy_slot(s, false, slot, err);
 }
+
+td_status td_kv_staging_copy_page(struct td_kv_staging *s, uint32_t from, uint32_t to,
+                                  struct td_error *err) {
+    if (s->device->backend->host) {
+        td_kv_copy_page(s->kv, s->pool, from, to);
+        return TD_OK;
+    }
+    TD_TRY(copy_page(s, true, from, err));
+    return copy_page(s, false, to, err);
+}
+
+td_status td_kv_staging_copy_slot(struct td_kv_staging *s, uint32_t from, uint32_t to,
+                                  struct td_error *err) {
+    if (s->device->backend->host) {
+        memcpy(s->slots + s->kv->slot_bytes * to, s->slots + s->kv->slot_bytes * from,
+               s->kv->slot_bytes);
+        return TD_OK;
+    }
+    TD_TRY(copy_slot(s, true, from, err));
+    return copy_slot(s, false, to, err);
+}

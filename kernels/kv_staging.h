@@ -40,4 +40,10 @@ TD_MUST_USE td_status td_kv_staging_slot(struct td_kv_staging *s, uint32_t slot,
 TD_MUST_USE td_status td_kv_staging_send_slot(struct td_kv_staging *s, uint32_t slot,
                                               struct td_error *err);
 
+/* From one page or slot to another of the same pool. */
+TD_MUST_USE td_status td_kv_staging_copy_page(struct td_kv_staging *s, uint32_t from, uint32_t to,
+                                              struct td_error *err);
+TD_MUST_USE td_status td_kv_staging_copy_slot(struct td_kv_staging *s, uint32_t from, uint32_t to,
+                                              struct td_error *err);
+
 #endif

@@ -103,8 +103,8 @@ td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run 
     const float *logits = NULL;
     TD_TRY(td_engine_step(w->engine, runs, n_runs, &logits, NULL, err));
     for (uint32_t i = 0; i < n_samples; i++)
-        failed[i].status = sample(w, logits + (size_t)i * w->model->config.vocab, &samples[i],
-                                  &tokens[i], &failed[i]);
+        failed[i].status = sample(w, logits + (size_t)samples[i].row * w->model->config.vocab,
+                                  &samples[i], &tokens[i], &failed[i]);
     return TD_OK;
 }
 

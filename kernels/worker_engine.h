@@ -26,10 +26,11 @@ TD_MUST_USE td_status td_worker_engine_open(struct td_worker_engine *w, struct t
 /* Zeroed and half-open ones are fine. */
 void td_worker_engine_close(struct td_worker_engine *w);
 
-/* One sampling of a step, from the logits of the next run that wants logits. */
+/* One sampling of a step. */
 struct td_worker_sample {
     const struct td_sampling *sampling;
     uint32_t position; /* absolute, of the sampled token */
+    uint32_t row;      /* whose logits: number of the run among those that want them */
 };
 
 /* A step and its samplings; tokens [n_samples]. Meant for the jobs thread: it takes as long as the

@@ -30,9 +30,9 @@ struct td_prefill_event {
          * it; this happens exactly once per PREFILL, also when it is refused or a double. */
         const struct td_msg *msg;
         struct {
-            td_status status;      /* not OK: the engine refused or failed this step, */
-            const char *text;      /* and why; may be NULL */
-            struct td_token token; /* when the STEP asked for one */
+            td_status status;              /* not OK: the engine refused or failed this step, */
+            const char *text;              /* and why; may be NULL */
+            const struct td_token *tokens; /* [n_samples of the STEP] */
         } step;
         struct {
             uint32_t send_slab;
@@ -72,11 +72,11 @@ struct td_prefill_action {
     union {
         struct td_msg msg; /* SEND */
         struct {
-            /* All pointers stay valid and unchanged until STEP_DONE. want_logits: sample token 0.
-             */
+            /* All pointers stay valid and unchanged until STEP_DONE. */
             struct td_run run;
-            const struct td_sampling *sampling;
-            uint32_t position; /* of the sampled token: n_prompt */
+            uint32_t n_samples; /* with want_logits: token 0 of each choice; else 0 */
+            const struct td_sampling *sampling; /* [n_samples] */
+            uint32_t position;                  /* of the sampled tokens: n_prompt */
         } step;
         struct {
             uint64_t epoch;

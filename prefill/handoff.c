@@ -60,7 +60,7 @@ void td_sender_ready(struct td_sender *s, uint32_t i, uint32_t tokens) {
 void td_sender_complete(struct td_sender *s, uint32_t i, const struct td_token *first) {
     struct td_sender_ticket *t = &s->ticket[i];
     if (t->state != TD_TICKET_OPEN) return;
-    t->first = *first;
+    memcpy(t->first, first, t->o.n_first * sizeof *first);
     t->complete = true;
     t->ready = t->page_blocks + 1;
 }
@@ -178,7 +178,7 @@ void td_ticket_manifest(struct td_sender *s, uint32_t i) {
         .prefill_epoch = s->o->epoch,
         .prompt_hash = t->o.prompt_hash,
         .prompt_tokens = t->o.n_prompt,
-        .n_first = 1,
+        .n_first = t->o.n_first,
     };
     struct td_kv_manifest k;
     struct td_error err;
@@ -198,8 +198,8 @@ void td_ticket_manifest(struct td_sender *s, uint32_t i) {
     for (int f = 0; f < TD_KV_FAMILIES; f++)
         m->family[f] =
             (struct td_msg_family){k.family[f].rows, k.family[f].bytes, k.family[f].checksum};
-    m->n_first = 1;
-    m->first[0] = t->first;
+    m->n_first = t->o.n_first;
+    memcpy(m->first, t->first, m->n_first * sizeof m->first[0]);
     m->seed = t->o.seed;
     m->next_position = t->o.n_prompt + 1;
     if (!t->manifest) t->deadline_ns = s->now_ns + s->o->transfer_ns;

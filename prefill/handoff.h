@@ -83,6 +83,7 @@ enum td_ticket_state { TD_TICKET_NONE, TD_TICKET_OPEN, TD_TICKET_OVER };
 struct td_sender_order {
     uint64_t decode_epoch, ticket;
     uint32_t n_prompt;
+    uint32_t n_first; /* choices */
     uint64_t prompt_hash, seed;
     const uint32_t *pages; /* [page blocks] */
     uint32_t slot;
@@ -96,9 +97,9 @@ struct td_sender_ticket {
     uint32_t ready;        /* blocks that may be packed, slot's included at the end */
     uint32_t packed, told; /* blocks given to PACK; blocks whose SLAB was said */
     uint32_t slabs;        /* send slabs in use */
-    bool complete;         /* token 0 is known */
+    bool complete;         /* tokens 0 are known */
     bool manifest;         /* sent, perhaps again */
-    struct td_token first;
+    struct td_token first[TD_FIRST_TOKENS_MAX]; /* [o.n_first] */
     uint64_t deadline_ns; /* of the VERDICT; UINT64_MAX: the manifest is not sent */
     uint64_t ask_ns;      /* then the manifest is said again: one of the two may be lost */
     struct td_kv_tally tally;
@@ -128,7 +129,7 @@ void td_sender_open(struct td_sender *s, uint32_t i, const struct td_sender_orde
                     const uint8_t *address, size_t address_len);
 /* The first `tokens` tokens of the prompt are in the pool. */
 void td_sender_ready(struct td_sender *s, uint32_t i, uint32_t tokens);
-/* All are, the slot too, and this is token 0. */
+/* All are, the slot too, and these are token 0 of each choice, [n_first]. */
 void td_sender_complete(struct td_sender *s, uint32_t i, const struct td_token *first);
 /* Ends an open ticket; decode is told. Repeatable. */
 void td_sender_abort(struct td_sender *s, uint32_t i, td_status status, const char *text);

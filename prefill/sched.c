@@ -10,8 +10,14 @@
 #include "common/kv/ledger.h"
 #include "prefill/handoff.h"
 
-/* Of one step: FAILED, ABORT, RELEASED, FREE_IDS, TOKENS, FINISHED, STEP, PACK. */
-enum { ACTIONS_PER_REQUEST = 8, ACTIONS_PER_PEER = 4, ACTIONS_PER_SLAB = 4 };
+/* Of one step: FAILED, ABORT, RELEASED, FREE_IDS, STEP, PACK; TOKENS and FINISHED for every choice
+ * of the one request that was computed. */
+enum {
+    ACTIONS_OF_CHOICES = 2 * TD_CHOICES_MAX,
+    ACTIONS_PER_REQUEST = 6,
+    ACTIONS_PER_PEER = 4,
+    ACTIONS_PER_SLAB = 4
+};
 
 enum task_state {
     FREE,
@@ -29,7 +35,8 @@ struct task {
     uint64_t owner; /* in the ledgers; never reused */
     const int32_t *ids;
     uint32_t n_prompt, max_new;
-    struct td_sampling sampling;
+    uint32_t n;                                  /* choices */
+    struct td_sampling sampling[TD_CHOICES_MAX]; /* [n] */
     struct td_sender_order order;
     uint8_t address[TD_MSG_ADDRESS_MAX]; /* of the decode worker */
     size_t address_len;
@@ -66,8 +73,8 @@ td_status td_prefill_create(const struct td_prefill_options *o, struct td_prefil
     td_status st = TD_NO_MEMORY;
     if (p->task == NULL || p->page_ids == NULL ||
         !td_fifo_create(&p->actions, sizeof(struct td_prefill_action),
-                        ACTIONS_PER_REQUEST * o->max_requests + ACTIONS_PER_PEER * o->max_peers +
-                            ACTIONS_PER_SLAB * o->send_slabs)) {
+                        ACTIONS_OF_CHOICES + ACTIONS_PER_REQUEST * o->max_requests +
+                            ACTIONS_PER_PEER * o->max_peers + ACTIONS_PER_SLAB * o->send_slabs)) {
         td_fail(err, st, "prefill scheduler: out of memory");
         goto destroy;
     }
@@ -177,9 +184,10 @@ static struct task *find(struct td_prefill *p, struct td_key key) {
 static td_status admissible(const struct td_prefill *p, const struct td_msg_prefill *m,
                             char *text) {
     uint64_t tokens = (uint64_t)m->n_prompt + m->max_new;
-    if (m->n_prompt == 0 || m->max_new == 0 || m->ids == NULL ||
+    if (m->n_prompt == 0 || m->max_new == 0 || m->ids == NULL || m->n > TD_CHOICES_MAX ||
         m->decode_address_len > TD_MSG_ADDRESS_MAX) {
-        snprintf(text, TD_TEXT_MAX, "an empty prompt, no output wanted, or a bad address");
+        snprintf(text, TD_TEXT_MAX,
+                 "an empty prompt, no output wanted, too many choices, or a bad address");
         return TD_INVALID;
     }
     if (tokens > p->o.max_context || td_kv_page_blocks(m->n_prompt) > p->o.pages) {
@@ -224,19 +232,25 @@ static void on_prefill(struct td_prefill *p, const struct td_msg_prefill *m) {
         .ids = m->ids,
         .n_prompt = m->n_prompt,
         .max_new = m->max_new,
-        .sampling = m->sampling,
+        .n = m->n > 1 ? m->n : 1,
         .order = {.decode_epoch = m->decode_epoch,
                   .ticket = m->ticket,
                   .n_prompt = m->n_prompt,
+                  .n_first = m->n > 1 ? m->n : 1,
                   .prompt_hash = td_prompt_hash(m->ids, m->n_prompt),
                   .seed = m->sampling.seed},
         .address_len = m->decode_address_len,
         .arrived_ns = p->now_ns,
     };
+    for (uint32_t c = 0; c < t->n; c++) {
+        t->sampling[c] = m->sampling;
+        t->sampling[c].seed = td_choice_seed(m->sampling.seed, c);
+    }
     if (m->decode_address_len != 0) memcpy(t->address, m->decode_address, m->decode_address_len);
     td_list_push_back(&p->waiting, &t->link);
 }
 
+/* Of the whole request: a choice alone has nothing here. */
 static void on_cancel(struct td_prefill *p, struct td_key key) {
     struct task *t = find(p, key);
     if (t == NULL) { /* released before, or never here: true either way */
@@ -298,28 +312,40 @@ static void run(struct td_prefill *p) {
         .pages = pages_of(p, t),
         .want_logits = t->computed + p->step_tokens == t->n_prompt,
     };
-    a->step.sampling = &t->sampling;
+    a->step.n_samples = a->step.run.want_logits ? t->n : 0;
+    a->step.sampling = t->sampling;
     a->step.position = t->n_prompt;
 }
 
+/* Token 0 of a choice; whether it is its last. */
+static bool say_first(struct td_prefill *p, const struct task *t, uint32_t choice,
+                      const struct td_token *first) {
+    bool stop = first->id == p->o.eos && !t->sampling[choice].ignore_eos;
+    struct td_msg_tokens *m = &say(p, TD_MSG_TOKENS)->tokens;
+    m->key = t->key;
+    m->choice = choice;
+    m->n = 1;
+    m->tokens = first;
+    if (!stop && t->max_new > 1) return false;
+    struct td_msg_finished *f = &say(p, TD_MSG_FINISHED)->finished;
+    f->key = t->key;
+    f->choice = choice;
+    f->reason = stop ? TD_FINISH_STOP : TD_FINISH_LENGTH;
+    f->n_tokens = 1;
+    return true;
+}
+
 static void computed(struct td_prefill *p, struct task *t, const struct td_token *first) {
-    uint32_t i = number(p, t);
-    bool stop = first->id == p->o.eos && !t->sampling.ignore_eos;
+    uint32_t i = number(p, t), ended = 0;
     t->computed_ns = p->now_ns;
     p->computing = NULL;
     t->state = SENDING;
-    struct td_msg_tokens *m = &say(p, TD_MSG_TOKENS)->tokens;
-    m->key = t->key;
-    m->n = 1;
-    m->tokens = first;
-    if (!stop && t->max_new > 1) {
+    for (uint32_t c = 0; c < t->n; c++)
+        ended += say_first(p, t, c, &first[c]);
+    if (ended < t->n) {
         td_sender_complete(&p->sender, i, first);
         return;
     }
-    struct td_msg_finished *f = &say(p, TD_MSG_FINISHED)->finished;
-    f->key = t->key;
-    f->reason = stop ? TD_FINISH_STOP : TD_FINISH_LENGTH;
-    f->n_tokens = 1;
     td_sender_drop(&p->sender, i);
     retire(p, t, TD_OK, "");
 }
@@ -340,7 +366,7 @@ static void step_done(struct td_prefill *p, const struct td_prefill_event *ev) {
     }
     t->computed += p->step_tokens;
     if (t->computed == t->n_prompt)
-        computed(p, t, &ev->step.token);
+        computed(p, t, ev->step.tokens);
     else
         td_sender_ready(&p->sender, number(p, t), t->computed);
 }
@@ -370,7 +396,8 @@ void td_prefill_step(struct td_prefill *p, const struct td_prefill_event *ev) {
     switch (ev->kind) {
     case TD_PREFILL_MESSAGE:
         if (ev->msg->type == TD_MSG_PREFILL) on_prefill(p, &ev->msg->prefill);
-        if (ev->msg->type == TD_MSG_CANCEL) on_cancel(p, ev->msg->cancel.key);
+        if (ev->msg->type == TD_MSG_CANCEL && ev->msg->cancel.only == 0)
+            on_cancel(p, ev->msg->cancel.key);
         break;
     case TD_PREFILL_ROUTER_DOWN:
         router_down(p);

@@ -22,27 +22,32 @@ enum {
 static void run_step(void *user) {
     struct td_prefill_worker *w = user;
     struct td_prefill_job *j = &w->job;
-    j->status = td_worker_engine_step(&w->engine, &j->run, 1, &j->sample, j->run.want_logits,
-                                      &j->token, &j->failed, &j->err);
-    if (j->status != TD_OK || !j->run.want_logits || j->failed.status == TD_OK) return;
-    j->status = j->failed.status;
-    j->err = j->failed;
+    j->status = td_worker_engine_step(&w->engine, &j->run, 1, j->sample, j->n_samples, j->token,
+                                      j->failed, &j->err);
+    /* Logits that one choice cannot be drawn from are no good for the others either. */
+    for (uint32_t i = 0; j->status == TD_OK && i < j->n_samples; i++) {
+        j->status = j->failed[i].status;
+        if (j->status != TD_OK) j->err = j->failed[i];
+    }
 }
 
 static void step_done(void *user) {
     struct td_prefill_worker *w = user;
-    struct td_token token = w->job.token; /* the job's own is used again by the next step */
+    struct td_token token[TD_CHOICES_MAX]; /* the job's own are used again by the next step */
+    memcpy(token, w->job.token, w->job.n_samples * sizeof *token);
     td_status st = w->job.status;
     w->stepping = false;
     if (st != TD_OK) td_warn("a step failed: %s", w->job.err.text);
     struct td_prefill_event ev = {.kind = TD_PREFILL_STEP_DONE,
-                                  .step = {.status = st, .text = w->job.err.text, .token = token}};
+                                  .step = {.status = st, .text = w->job.err.text, .tokens = token}};
     td_prefill_feed(w, &ev);
 }
 
 static void start_step(struct td_prefill_worker *w, const struct td_prefill_action *a) {
     w->job.run = a->step.run;
-    w->job.sample = (struct td_worker_sample){a->step.sampling, a->step.position};
+    w->job.n_samples = a->step.n_samples;
+    for (uint32_t i = 0; i < a->step.n_samples; i++)
+        w->job.sample[i] = (struct td_worker_sample){&a->step.sampling[i], a->step.position, 0};
     w->job.status = TD_INTERNAL;
     w->job.err.text[0] = 0;
     w->stepping = true;

@@ -29,10 +29,11 @@ struct td_prefill_link { /* to one decode worker */
 /* The step that is in the engine. */
 struct td_prefill_job {
     struct td_run run;
-    struct td_worker_sample sample;
-    struct td_token token;
+    uint32_t n_samples;
+    struct td_worker_sample sample[TD_CHOICES_MAX];
+    struct td_token token[TD_CHOICES_MAX];
     td_status status;
-    struct td_error failed, err; /* the sampling, the step */
+    struct td_error failed[TD_CHOICES_MAX], err; /* the samplings, the step */
 };
 
 struct td_prefill_worker {

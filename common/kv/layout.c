@@ -133,6 +133,23 @@ void td_kv_row_copy(const struct td_kv_layout *l, struct td_kv_row to, struct td
     if (to.scales) memcpy(to.scales, from.scales, TD_KV_FP8_ROW_SCALES);
 }
 
+/* One family: in each of its layers a page is `bytes` bytes. */
+static void copy_family(const struct td_kv_layout *l, uint8_t *base, uint32_t layers, size_t bytes,
+                        uint32_t from, uint32_t to) {
+    for (uint32_t i = 0; i < layers; i++, base += l->pages * bytes)
+        memcpy(base + to * bytes, base + from * bytes, bytes);
+}
+
+void td_kv_copy_page(const struct td_kv_layout *l, void *pool, uint32_t from, uint32_t to) {
+    uint8_t *p = pool;
+    copy_family(l, p + l->csa_offset, l->csa_layers, (size_t)TD_KV_CSA_PER_PAGE * l->row_bytes,
+                from, to);
+    copy_family(l, p + l->index_offset, l->csa_layers, (size_t)TD_KV_CSA_PER_PAGE * l->key_bytes,
+                from, to);
+    copy_family(l, p + l->hca_offset, l->hca_layers, (size_t)TD_KV_HCA_PER_PAGE * l->row_bytes,
+                from, to);
+}
+
 uint64_t td_kv_rows(const struct td_kv_layout *l, enum td_kv_family family, uint32_t n) {
     uint64_t window = n < TD_KV_WINDOW_ROWS ? n : TD_KV_WINDOW_ROWS;
     uint64_t csa_open = (n >= 4 ? 4 : 0) + n % 4;

@@ -132,6 +132,9 @@ static inline struct td_kv_row td_kv_hca_row(const struct td_kv_layout *l, void 
                            TD_KV_HCA_PER_PAGE, i);
 }
 
+/* Every row of page `from` into page `to`. */
+void td_kv_copy_page(const struct td_kv_layout *l, void *pool, uint32_t from, uint32_t to);
+
 /* ---- slot rows; `slot` is the start of slot_bytes ---- */
 
 /* Window row of position t. */

@@ -21,6 +21,7 @@ struct td_ledger_entry {
     uint64_t owner; /* 0: empty */
     uint32_t first, last;
     uint32_t owned, quarantined;
+    uint32_t holders;
 };
 
 /* ---- owners ---- */
@@ -41,7 +42,8 @@ static struct td_ledger_entry *find_or_add(struct td_ledger *l, uint64_t owner) 
     uint32_t i = home(l, owner);
     for (; l->table[i].owner != owner; i = (i + 1) & (l->table_size - 1)) {
         if (l->table[i].owner != 0) continue;
-        l->table[i] = (struct td_ledger_entry){.owner = owner, .first = NONE, .last = NONE};
+        l->table[i] =
+            (struct td_ledger_entry){.owner = owner, .first = NONE, .last = NONE, .holders = 1};
         l->owners++;
         break;
     }
@@ -157,6 +159,7 @@ td_status td_ledger_take(struct td_ledger *l, uint64_t owner, uint32_t n, uint32
                        l->count[TD_UNIT_FREE], l->units);
     if (n == 0) return TD_OK;
     struct td_ledger_entry *e = find_or_add(l, owner);
+    assert(e->holders == 1);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t unit = l->stack[--l->count[TD_UNIT_FREE]];
         append(l, e, unit);
@@ -165,7 +168,21 @@ td_status td_ledger_take(struct td_ledger *l, uint64_t owner, uint32_t n, uint32
     return TD_OK;
 }
 
+void td_ledger_hold(struct td_ledger *l, uint64_t owner, uint32_t n) {
+    assert(owner != 0);
+    struct td_ledger_entry *e = find(l, owner);
+    assert(e && e->quarantined == 0);
+    if (e->holders == 1 && n > 0) l->shared += e->owned;
+    e->holders += n;
+}
+
 uint32_t td_ledger_release(struct td_ledger *l, uint64_t owner) {
+    assert(owner != 0);
+    struct td_ledger_entry *e = find(l, owner);
+    if (e && e->holders > 1) {
+        if (--e->holders == 1) l->shared -= e->owned;
+        return 0;
+    }
     return let_go_all(l, owner, TD_UNIT_OWNED);
 }
 
@@ -177,7 +194,7 @@ void td_ledger_release_one(struct td_ledger *l, uint64_t owner, uint32_t unit) {
     assert(owner != 0 && unit < l->units);
     assert(l->unit[unit].owner == owner && l->unit[unit].state == TD_UNIT_OWNED);
     struct td_ledger_entry *e = find(l, owner);
-    assert(e);
+    assert(e && e->holders == 1);
     let_go(l, e, unit);
     if (e->first == NONE) forget(l, e);
 }
@@ -186,6 +203,7 @@ uint32_t td_ledger_quarantine(struct td_ledger *l, uint64_t owner) {
     assert(owner != 0);
     struct td_ledger_entry *e = find(l, owner);
     if (!e) return 0;
+    assert(e->holders == 1);
     uint32_t n = e->owned;
     for (uint32_t u = e->first; u != NONE; u = l->unit[u].next)
         l->unit[u].state = TD_UNIT_QUARANTINED;
@@ -200,7 +218,7 @@ struct td_ledger_holding td_ledger_holding(const struct td_ledger *l, uint64_t o
     assert(owner != 0);
     const struct td_ledger_entry *e = find(l, owner);
     if (!e) return (struct td_ledger_holding){.owner = owner};
-    return (struct td_ledger_holding){owner, e->owned, e->quarantined};
+    return (struct td_ledger_holding){owner, e->owned, e->quarantined, e->holders};
 }
 
 uint32_t td_ledger_units(const struct td_ledger *l, uint64_t owner, uint32_t *ret_units,
@@ -218,7 +236,7 @@ bool td_ledger_next(const struct td_ledger *l, uint32_t *cursor, struct td_ledge
     for (; *cursor < l->table_size; ++*cursor) {
         const struct td_ledger_entry *e = &l->table[*cursor];
         if (e->owner == 0) continue;
-        *ret = (struct td_ledger_holding){e->owner, e->owned, e->quarantined};
+        *ret = (struct td_ledger_holding){e->owner, e->owned, e->quarantined, e->holders};
         ++*cursor;
         return true;
     }
@@ -262,7 +280,7 @@ static td_status check_owner(const struct td_ledger *l, const struct td_ledger_e
 }
 
 td_status td_ledger_check(const struct td_ledger *l, struct td_error *err) {
-    uint32_t listed[TD_UNIT_STATES] = {0}, owners = 0;
+    uint32_t listed[TD_UNIT_STATES] = {0}, owners = 0, shared = 0;
     uint32_t n_free = l->count[TD_UNIT_FREE];
     if (n_free > l->units)
         return td_fail(err, TD_INTERNAL, "%s ledger: %u of %u %ss free", l->noun, n_free, l->units,
@@ -278,11 +296,18 @@ td_status td_ledger_check(const struct td_ledger *l, struct td_error *err) {
     for (uint32_t i = 0; i < l->table_size; i++) {
         if (l->table[i].owner == 0) continue;
         TD_TRY(check_owner(l, &l->table[i], listed, err));
+        if (l->table[i].holders == 0)
+            return td_fail(err, TD_INTERNAL, "%s ledger: owner %" PRIu64 " has no holder", l->noun,
+                           l->table[i].owner);
+        if (l->table[i].holders > 1) shared += l->table[i].owned;
         owners++;
     }
     if (owners != l->owners)
         return td_fail(err, TD_INTERNAL, "%s ledger: counts %u owners, has %u", l->noun, l->owners,
                        owners);
+    if (shared != l->shared)
+        return td_fail(err, TD_INTERNAL, "%s ledger: counts %u shared %ss, has %u", l->noun,
+                       l->shared, l->noun, shared);
     for (int s = 0; s < TD_UNIT_STATES; s++)
         if (listed[s] != l->count[s])
             return td_fail(err, TD_INTERNAL, "%s ledger: counts %u in state %d, has %u", l->noun,

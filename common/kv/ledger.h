@@ -4,8 +4,8 @@
  * most one owner (a 64-bit id of the caller's choice, never 0). Everything an owner holds goes
  * back in one call that may be repeated, so every way a request can end uses the same line.
  *
- * Callers say only that an owner takes units and lets them go; that a unit let go is free at once
- * is the ledger's business, so units shared by several owners can come later behind this header.
+ * Shared: what an owner has may be held by several (the pages of one prompt by its choices). Each
+ * holder releases once, the units are free when the last one has. They are counted once.
  *
  * Quarantined: the owner is done, but somebody outside may still write to the unit (a landing slab
  * granted to a silent peer). It counts as taken, and only td_ledger_absolve() frees it.
@@ -32,6 +32,7 @@ struct td_ledger {
     uint32_t units;
     uint32_t count[TD_UNIT_STATES];
     uint32_t owners;               /* with at least one unit */
+    uint32_t shared;               /* owned units with more than one holder */
     struct td_ledger_unit *unit;   /* [units] */
     uint32_t *stack;               /* [units] free unit numbers, the next one last */
     struct td_ledger_entry *table; /* [table_size] owners by hash, open addressing */
@@ -42,6 +43,7 @@ struct td_ledger {
 struct td_ledger_holding {
     uint64_t owner;
     uint32_t owned, quarantined;
+    uint32_t holders; /* who has not yet released; 1 unless td_ledger_hold() was used */
 };
 
 /* `units` 1..TD_LEDGER_MAX_UNITS. */
@@ -56,7 +58,11 @@ void td_ledger_finish(struct td_ledger *l);
 TD_MUST_USE td_status td_ledger_take(struct td_ledger *l, uint64_t owner, uint32_t n,
                                      uint32_t *ret_units, struct td_error *err);
 
-/* Everything `owner` has in state OWNED goes back, in such an order that the next taker gets the
+/* `n` more holders of everything `owner` has; it has something (asserted) and takes no more. */
+void td_ledger_hold(struct td_ledger *l, uint64_t owner, uint32_t n);
+
+/* One holder is done; the last one's release gives back.
+ * Everything `owner` has in state OWNED goes back, in such an order that the next taker gets the
  * same units in the same order. Returns how many; 0 when the owner is unknown or was released
  * before. Quarantined units stay. */
 uint32_t td_ledger_release(struct td_ledger *l, uint64_t owner);

@@ -34,6 +34,7 @@ static int32_t ids[4096];
 static uint32_t ids_back;     /* FREE_IDS so far */
 static uint64_t ticket;       /* of the last admission */
 static uint32_t step_samples; /* of the last STEP */
+static uint64_t step_seeds[8];
 
 static void say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static void say(const char *fmt, ...) {
@@ -42,6 +43,15 @@ static void say(const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(said + n, sizeof said - n, fmt, ap);
     va_end(ap);
+}
+
+static const char *only(uint32_t choice) {
+    static char text[16];
+    snprintf(text, sizeof text, "/%u", choice);
+    return text;
+}
+static const char *which(uint32_t choice) { /* choice 0 is what there always is */
+    return choice == 0 ? "" : only(choice);
 }
 
 static void say_message(const struct td_msg *m) {
@@ -53,14 +63,15 @@ static void say_message(const struct td_msg *m) {
         if (m->admit_reply.status == TD_OK) ticket = m->admit_reply.ticket;
         return;
     case TD_MSG_TOKENS:
-        say("TOKENS %u #%u\n", r, m->tokens.index);
+        say("TOKENS %u%s #%u\n", r, which(m->tokens.choice), m->tokens.index);
         return;
     case TD_MSG_FINISHED:
-        say("FINISHED %u %s %u\n", r, m->finished.reason == TD_FINISH_STOP ? "stop" : "length",
-            m->finished.n_tokens);
+        say("FINISHED %u%s %s %u\n", r, which(m->finished.choice),
+            m->finished.reason == TD_FINISH_STOP ? "stop" : "length", m->finished.n_tokens);
         return;
     case TD_MSG_FAILED:
-        say("FAILED %u %s\n", r, td_status_name(m->failed.status));
+        say("FAILED %u%s %s\n", r, m->failed.only != 0 ? only(m->failed.only - 1) : "",
+            td_status_name(m->failed.status));
         memcpy(failed_text, m->failed.text, sizeof failed_text);
         return;
     case TD_MSG_RELEASED:
@@ -87,16 +98,23 @@ static void say_message(const struct td_msg *m) {
 }
 
 static void say_step(const struct td_decode_action *a) {
-    uint32_t sample = 0;
+    uint32_t sample = 0, row = 0;
     say("STEP");
     for (uint32_t k = 0; k < a->step.n_runs; k++) {
         const struct td_run *r = &a->step.runs[k];
         say(" %u+%u", r->pos, r->n);
+        if (!r->want_logits) continue;
         /* The sampled token stands right behind the run's last one. */
-        if (r->want_logits) assert_int_equal(a->step.samples[sample++].position, r->pos + r->n);
+        uint32_t before = sample;
+        while (sample < a->step.n_samples && a->step.samples[sample].row == row)
+            assert_int_equal(a->step.samples[sample++].position, r->pos + r->n);
+        if (sample - before != 1) say("x%u", sample - before);
+        row++;
     }
     say("\n");
     step_samples = a->step.n_samples;
+    for (uint32_t k = 0; k < step_samples; k++)
+        step_seeds[k] = a->step.samples[k].sampling->seed;
     assert_int_equal(sample, step_samples);
 }
 
@@ -117,6 +135,11 @@ static void say_action(const struct td_decode_action *a) {
     case TD_DECODE_UNPACK:
         say("UNPACK %u+%u from %u\n", a->unpack.first_block, a->unpack.n_blocks,
             a->unpack.landing_slab);
+        return;
+    case TD_DECODE_COPY:
+        say("COPY slot %u to %u", a->copy.from_slot, a->copy.to_slot);
+        if (a->copy.page) say(", page %u to %u", a->copy.from_page, a->copy.to_page);
+        say("\n");
         return;
     case TD_DECODE_FREE_IDS:
         ids_back++;
@@ -140,16 +163,21 @@ static const char *step(struct td_decode_event ev) {
 static const char *from_router(struct td_msg m) {
     return step((struct td_decode_event){.kind = TD_DECODE_MESSAGE, .msg = &m});
 }
+static const char *admit_n(uint64_t request, uint32_t n_prompt, uint32_t max_new, uint32_t n,
+                           const int32_t *prompt) {
+    return from_router((struct td_msg){.type = TD_MSG_ADMIT,
+                                       .admit = {.key = {request, 1},
+                                                 .n_prompt = n_prompt,
+                                                 .max_new = max_new,
+                                                 .n = n,
+                                                 .ids = prompt,
+                                                 .prompt_hash = 5}});
+}
 static const char *admit(uint64_t request, uint32_t n_prompt, uint32_t max_new) {
-    return from_router((struct td_msg){
-        .type = TD_MSG_ADMIT,
-        .admit = {
-            .key = {request, 1}, .n_prompt = n_prompt, .max_new = max_new, .prompt_hash = 5}});
+    return admit_n(request, n_prompt, max_new, 0, NULL);
 }
 static const char *admit_ids(uint64_t request, uint32_t n_prompt, uint32_t max_new) {
-    return from_router((struct td_msg){
-        .type = TD_MSG_ADMIT,
-        .admit = {.key = {request, 1}, .n_prompt = n_prompt, .max_new = max_new, .ids = ids}});
+    return admit_n(request, n_prompt, max_new, 0, ids);
 }
 static const char *cancel(uint64_t request) {
     return from_router((struct td_msg){.type = TD_MSG_CANCEL, .cancel = {.key = {request, 1}}});
@@ -157,13 +185,18 @@ static const char *cancel(uint64_t request) {
 static const char *keep(uint64_t request) {
     return from_router((struct td_msg){.type = TD_MSG_KEEP, .keep = {.key = {request, 1}}});
 }
-/* Every sample of the step gives `id`. */
-static const char *computed(int32_t id) {
+/* Sample k of the step gives list[k]. */
+static const char *computed_each(const int32_t *list) {
     struct td_token t[8];
     memset(t, 0, sizeof t);
     for (uint32_t k = 0; k < step_samples; k++)
-        t[k].id = id;
+        t[k].id = list[k];
     return step((struct td_decode_event){.kind = TD_DECODE_STEP_DONE, .step = {.tokens = t}});
+}
+/* Every sample of the step gives `id`. */
+static const char *computed(int32_t id) {
+    const int32_t list[8] = {id, id, id, id, id, id, id, id};
+    return computed_each(list);
 }
 static const char *from_peer(td_link_id link, struct td_msg m) {
     return step((struct td_decode_event){.kind = TD_DECODE_PEER_MESSAGE,
@@ -203,13 +236,13 @@ static const char *unpacked(uint32_t landing, uint32_t n_prompt, uint32_t first,
     return step((struct td_decode_event){.kind = TD_DECODE_UNPACKED,
                                          .unpacked = {.landing_slab = landing, .headers = h}});
 }
-static const char *manifest(td_link_id link, uint64_t t, uint32_t n_prompt, uint64_t prompt_hash,
-                            int32_t first) {
+static const char *manifest_n(td_link_id link, uint64_t t, uint32_t n_prompt, uint64_t prompt_hash,
+                              const int32_t *first, uint32_t n) {
     struct td_kv_block_header h[16];
     struct td_kv_tally tally;
     struct td_kv_manifest k;
     uint32_t blocks = td_kv_page_blocks(n_prompt) + 1;
-    const struct td_kv_expected known = {{ME, t}, PREFILL, prompt_hash, n_prompt, 1};
+    const struct td_kv_expected known = {{ME, t}, PREFILL, prompt_hash, n_prompt, n};
     headers(h, n_prompt, 0, blocks);
     assert_int_equal(td_kv_tally_init(&tally, n_prompt, NULL), TD_OK);
     for (uint32_t b = 0; b < blocks; b++)
@@ -224,13 +257,18 @@ static const char *manifest(td_link_id link, uint64_t t, uint32_t n_prompt, uint
                                     .prompt_hash = prompt_hash,
                                     .fingerprint = layout.fingerprint,
                                     .n_families = TD_KV_FAMILIES,
-                                    .n_first = 1,
+                                    .n_first = n,
                                     .next_position = n_prompt + 1}};
-    m.manifest.first[0].id = first;
+    for (uint32_t c = 0; c < n; c++)
+        m.manifest.first[c].id = first[c];
     for (int f = 0; f < TD_KV_FAMILIES; f++)
         m.manifest.family[f] =
             (struct td_msg_family){k.family[f].rows, k.family[f].bytes, k.family[f].checksum};
     return from_peer(link, m);
+}
+static const char *manifest(td_link_id link, uint64_t t, uint32_t n_prompt, uint64_t prompt_hash,
+                            int32_t first) {
+    return manifest_n(link, t, n_prompt, prompt_hash, &first, 1);
 }
 static const char *peer(enum td_decode_event_kind kind, td_link_id link) {
     return step((struct td_decode_event){.kind = kind, .peer = {.link = link}});

@@ -32,14 +32,22 @@ static void say(const char *fmt, ...) {
     va_end(ap);
 }
 
+static uint64_t step_seeds[TD_CHOICES_MAX]; /* of the last STEP that samples */
+
+static const char *which(uint32_t choice) { /* choice 0 is what there always is */
+    static char text[16];
+    snprintf(text, sizeof text, "/%u", choice);
+    return choice == 0 ? "" : text;
+}
+
 static void say_message(const char *to, const struct td_msg *m) {
     unsigned r = (unsigned)m->cancel.key.request;
     switch (m->type) {
     case TD_MSG_TOKENS:
-        say("%sTOKENS %u #%u\n", to, r, m->tokens.index);
+        say("%sTOKENS %u%s #%u\n", to, r, which(m->tokens.choice), m->tokens.index);
         return;
     case TD_MSG_FINISHED:
-        say("%sFINISHED %u %u\n", to, r, m->finished.n_tokens);
+        say("%sFINISHED %u%s %u\n", to, r, which(m->finished.choice), m->finished.n_tokens);
         return;
     case TD_MSG_FAILED:
         say("%sFAILED %u %s\n", to, r, td_status_name(m->failed.status));
@@ -54,7 +62,10 @@ static void say_message(const char *to, const struct td_msg *m) {
         say("%sSLAB %u+%u in %u\n", to, m->slab.first_block, m->slab.n_blocks, m->slab.slab);
         return;
     case TD_MSG_MANIFEST:
-        say("%sMANIFEST %u\n", to, m->manifest.n_blocks);
+        say("%sMANIFEST %u", to, m->manifest.n_blocks);
+        for (uint32_t c = 0; m->manifest.n_first > 1 && c < m->manifest.n_first; c++)
+            say(" %d", m->manifest.first[c].id);
+        say("\n");
         return;
     case TD_MSG_ABORT:
         say("%sABORT %s\n", to, td_status_name(m->abort.status));
@@ -73,8 +84,13 @@ static void say_action(const struct td_prefill_action *a) {
         say_message("", &a->msg);
         return;
     case TD_PREFILL_STEP:
-        say("STEP %u+%u%s\n", a->step.run.pos, a->step.run.n,
+        say("STEP %u+%u%s", a->step.run.pos, a->step.run.n,
             a->step.run.want_logits ? " sample" : "");
+        if (a->step.n_samples > 1) say(" %u", a->step.n_samples);
+        say("\n");
+        assert_true(a->step.run.want_logits == (a->step.n_samples > 0));
+        for (uint32_t c = 0; c < a->step.n_samples; c++)
+            step_seeds[c] = a->step.sampling[c].seed;
         return;
     case TD_PREFILL_CONNECT:
         say("CONNECT\n");
@@ -111,15 +127,19 @@ static const char *step(struct td_prefill_event ev) {
     return said;
 }
 
-static const char *prefill_max(uint64_t request, uint32_t n_prompt, uint32_t max_new) {
+static const char *prefill_n(uint64_t request, uint32_t n_prompt, uint32_t max_new, uint32_t n) {
     struct td_msg m = {.type = TD_MSG_PREFILL,
                        .prefill = {.key = {request, 1},
                                    .n_prompt = n_prompt,
                                    .max_new = max_new,
+                                   .n = n,
                                    .ids = ids,
                                    .ticket = 100 + request,
                                    .decode_epoch = DECODE}};
     return step((struct td_prefill_event){.kind = TD_PREFILL_MESSAGE, .msg = &m});
+}
+static const char *prefill_max(uint64_t request, uint32_t n_prompt, uint32_t max_new) {
+    return prefill_n(request, n_prompt, max_new, 0);
 }
 static const char *prefill(uint64_t request, uint32_t n_prompt) {
     return prefill_max(request, n_prompt, 10);
@@ -128,9 +148,16 @@ static const char *cancel(uint64_t request) {
     struct td_msg m = {.type = TD_MSG_CANCEL, .cancel = {.key = {request, 1}}};
     return step((struct td_prefill_event){.kind = TD_PREFILL_MESSAGE, .msg = &m});
 }
+/* Choice c's token 0 is ids[c]. */
+static const char *computed_each(const int32_t *tokens, uint32_t n) {
+    struct td_token t[TD_CHOICES_MAX];
+    memset(t, 0, sizeof t);
+    for (uint32_t c = 0; c < n; c++)
+        t[c].id = tokens[c];
+    return step((struct td_prefill_event){.kind = TD_PREFILL_STEP_DONE, .step = {.tokens = t}});
+}
 static const char *computed(int32_t token) {
-    return step(
-        (struct td_prefill_event){.kind = TD_PREFILL_STEP_DONE, .step = {.token = {.id = token}}});
+    return computed_each(&token, 1);
 }
 static const char *from_peer(struct td_msg m) {
     return step((struct td_prefill_event){.kind = TD_PREFILL_PEER_MESSAGE,

@@ -29,6 +29,19 @@ static void test_whole_handoff(void **state) {
     assert_int_equal(ledger().bytes_before_last_chunk, 0);
 }
 
+static void test_manifest_has_every_choice(void **state) {
+    (void)state;
+    const int32_t first[3] = {42, EOS, 43};
+    prefill_n(1, 600, 10, 3);
+    welcome(2);
+    settle();
+    computed_each(first, 3);
+    packed(0, 600, 0, 3);
+    put_done(0, TD_OK, true);
+    packed(1, 600, 3, 1);
+    assert_string_equal(put_done(1, TD_OK, true), "peer SLAB 3+1 in 1\npeer MANIFEST 4 42 1 43\n");
+}
+
 static void test_blocks_leave_while_the_next_chunk_computes(void **state) {
     (void)state;
     prefill(1, 1300);
@@ -186,6 +199,7 @@ static void test_bad_verdict_and_abort(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         T(test_whole_handoff),
+        T(test_manifest_has_every_choice),
         T(test_blocks_leave_while_the_next_chunk_computes),
         T(test_credits),
         T(test_cancel_waits_for_the_put),

@@ -55,6 +55,26 @@ static void test_first_token_ends_it(void **state) {
     assert_int_equal(ledger().pages_owned + ledger().slots_owned, 0);
 }
 
+/* Each choice has a token 0 of its own, from a seed of its own. */
+static void test_choices(void **state) {
+    (void)state;
+    const int32_t some[3] = {42, EOS, 43}, none[2] = {EOS, EOS};
+    assert_string_equal(prefill_n(1, 600, 10, 3), "CONNECT\npeer HELLO\nSTEP 0+600 sample 3\n");
+    for (uint32_t c = 0; c < 3; c++)
+        assert_true(step_seeds[c] == td_choice_seed(0, c));
+    assert_true(step_seeds[0] == 0 && step_seeds[1] != 0 && step_seeds[2] == 2 * step_seeds[1]);
+    assert_string_equal(computed_each(some, 3), "TOKENS 1 #0\nTOKENS 1/1 #0\nFINISHED 1/1 1\n"
+                                                "TOKENS 1/2 #0\n");
+    assert_int_equal(ledger().pages_owned, 3); /* two of them want the handoff */
+    prefill_n(2, 10, 10, 2);
+    assert_string_equal(computed_each(none, 2), "TOKENS 2 #0\nFINISHED 2 1\nTOKENS 2/1 #0\n"
+                                                "FINISHED 2/1 1\nRELEASED 2\n");
+    struct td_msg m = {.type = TD_MSG_CANCEL, .cancel = {.key = {1, 1}, .only = 1}};
+    assert_string_equal(step((struct td_prefill_event){.kind = TD_PREFILL_MESSAGE, .msg = &m}), "");
+    assert_int_equal(ledger().pages_owned, 3); /* the others still want it */
+    assert_string_equal(cancel(1), "RELEASED 1\n");
+}
+
 static void test_cancel_waits_for_the_step(void **state) {
     (void)state;
     prefill(1, 2000);
@@ -96,6 +116,7 @@ int main(void) {
         T(test_room_first_come_first_served),
         T(test_refusals),
         T(test_first_token_ends_it),
+        T(test_choices),
         T(test_cancel_waits_for_the_step),
         T(test_engine_failure),
         T(test_router_down),

@@ -65,6 +65,19 @@ void sim_print(struct sim *s, const char *from, const char *to, const struct td_
     if (control) /* every control message here begins with its key */
         n = snprintf(what, cap, " %llx.%u", (unsigned long long)m->keep.key.request,
                      m->keep.key.attempt);
+    /* Of a request with several choices: which one, but for the first. */
+    uint32_t choice = m->type == TD_MSG_TOKENS     ? m->tokens.choice
+                      : m->type == TD_MSG_FINISHED ? m->finished.choice
+                                                   : 0;
+    if (choice != 0) n += snprintf(what + n, cap - (size_t)n, "/%u", choice);
+    uint32_t only = m->type == TD_MSG_FAILED   ? m->failed.only
+                    : m->type == TD_MSG_CANCEL ? m->cancel.only
+                                               : 0;
+    if (only != 0) n += snprintf(what + n, cap - (size_t)n, "/%u", only - 1);
+    uint32_t all = m->type == TD_MSG_ADMIT     ? m->admit.n
+                   : m->type == TD_MSG_PREFILL ? m->prefill.n
+                                               : 0;
+    if (all > 1) n += snprintf(what + n, cap - (size_t)n, " n=%u", all);
     if (m->type == TD_MSG_TOKENS) snprintf(what + n, cap - (size_t)n, " #%u", m->tokens.index);
     if (m->type == TD_MSG_FAILED)
         snprintf(what + n, cap - (size_t)n, " %s", td_status_name(m->failed.status));

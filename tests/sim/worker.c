@@ -59,9 +59,15 @@ static void on_prefill_computed(struct sim *s, struct sim_event *e) {
         sim_broken(s, "%s: the ids of a step changed while it ran", w->name);
     sim_engine(s, w, r);
     struct td_prefill_event ev = {.kind = TD_PREFILL_STEP_DONE};
+    struct td_token tokens[TD_CHOICES_MAX];
+    memset(tokens, 0, sizeof tokens);
+    if (r->want_logits != (j->a.step.n_samples > 0))
+        sim_broken(s, "%s: %u samples", w->name, j->a.step.n_samples);
     if (r->want_logits)
-        ev.step.token.id =
-            sim_sample(w->slot[r->slot].hash, j->a.step.position, j->a.step.sampling->seed);
+        for (uint32_t c = 0; c < j->a.step.n_samples; c++)
+            tokens[c].id =
+                sim_sample(w->slot[r->slot].hash, j->a.step.position, j->a.step.sampling[c].seed);
+    ev.step.tokens = tokens;
     w->stepping = false;
     sim_prefill_step(s, w, &ev);
 }
@@ -162,7 +168,7 @@ static void on_decode_computed(struct sim *s, struct sim_event *e) {
     struct sim_worker *w = &s->worker[e->worker];
     const struct decode_job *j = e->data;
     struct td_token tokens[SIM_SLOTS_MAX];
-    uint32_t n = 0;
+    uint32_t n = 0, row = 0;
     memset(tokens, 0, sizeof tokens);
     if (memcmp(j->runs, j->theirs, j->n_runs * sizeof j->runs[0]) != 0)
         sim_broken(s, "%s: a step changed while it ran", w->name);
@@ -170,11 +176,13 @@ static void on_decode_computed(struct sim *s, struct sim_event *e) {
         const struct td_run *r = &j->runs[k];
         sim_engine(s, w, r);
         if (!r->want_logits) continue;
-        if (memcmp(&j->sampling[n], j->samples[n].sampling, sizeof j->sampling[n]) != 0)
-            sim_broken(s, "%s: the sampling of a step changed while it ran", w->name);
-        tokens[n].id =
-            sim_sample(w->slot[r->slot].hash, j->samples[n].position, j->sampling[n].seed);
-        n++;
+        for (; n < j->n_samples && j->samples[n].row == row; n++) {
+            if (memcmp(&j->sampling[n], j->samples[n].sampling, sizeof j->sampling[n]) != 0)
+                sim_broken(s, "%s: the sampling of a step changed while it ran", w->name);
+            tokens[n].id =
+                sim_sample(w->slot[r->slot].hash, j->samples[n].position, j->sampling[n].seed);
+        }
+        row++;
     }
     if (n != j->n_samples) sim_broken(s, "%s: %u samples for %u", w->name, j->n_samples, n);
     struct td_decode_event ev = {.kind = TD_DECODE_STEP_DONE};
@@ -239,6 +247,10 @@ static void carry_out_decode(struct sim *s, struct sim_worker *w, struct td_deco
         copy = malloc(sizeof *copy);
         *copy = *a;
         sim_at(s, s->now + sim_delay(s), (int)w->index, on_unpacked)->data = copy;
+        return;
+    case TD_DECODE_COPY:
+        w->slot[a->copy.to_slot] = w->slot[a->copy.from_slot];
+        if (a->copy.page) w->page[a->copy.to_page] = w->page[a->copy.from_page];
         return;
     case TD_DECODE_FREE_IDS:
         give_ids(s, w, a->ids);

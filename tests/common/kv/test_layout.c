@@ -227,6 +227,46 @@ static void test_refusals(void **state) {
     assert_int_equal(td_kv_layout_init(&l, 2, ratio, 0, 0, 1, 0, NULL), TD_OK);
 }
 
+/* Row by row through the accessors: the copy has all of the page, and nothing else has changed. */
+static void test_copy_page(void **state) {
+    (void)state;
+    enum { LAYERS = 4, PAGES = 3, FROM = 2, TO = 1 };
+    static const uint8_t ratio[LAYERS] = {0, 4, 128, 4};
+    struct td_kv_layout l;
+    struct td_error err;
+    for (int form = 0; form < 3; form++) {
+        assert_int_equal(td_kv_layout_init(&l, LAYERS, ratio, (enum td_kv_row_dtype)form,
+                                           (enum td_kv_key_dtype)form, PAGES, 1, &err),
+                         TD_OK);
+        uint8_t *pool = malloc(l.pool_bytes), *before = malloc(l.pool_bytes);
+        assert_true(pool && before);
+        for (size_t i = 0; i < l.pool_bytes; i++)
+            pool[i] = (uint8_t)(i * 2654435761u >> 13);
+        memcpy(before, pool, l.pool_bytes);
+        td_kv_copy_page(&l, pool, FROM, TO);
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            for (uint32_t page = 0; page < PAGES; page++) {
+                uint32_t from = page == TO ? FROM : page;
+                for (uint32_t i = 0; ratio[layer] == 4 && i < TD_KV_CSA_PER_PAGE; i++) {
+                    struct td_kv_row a = td_kv_csa_row(&l, pool, layer, page, i);
+                    struct td_kv_row b = td_kv_csa_row(&l, before, layer, from, i);
+                    assert_memory_equal(a.values, b.values, l.row_stride);
+                    if (a.scales) assert_memory_equal(a.scales, b.scales, TD_KV_FP8_ROW_SCALES);
+                    assert_memory_equal(td_kv_index_key(&l, pool, layer, page, i),
+                                        td_kv_index_key(&l, before, layer, from, i), l.key_bytes);
+                }
+                for (uint32_t i = 0; ratio[layer] == 128 && i < TD_KV_HCA_PER_PAGE; i++) {
+                    struct td_kv_row a = td_kv_hca_row(&l, pool, layer, page, i);
+                    struct td_kv_row b = td_kv_hca_row(&l, before, layer, from, i);
+                    assert_memory_equal(a.values, b.values, l.row_stride);
+                    if (a.scales) assert_memory_equal(a.scales, b.scales, TD_KV_FP8_ROW_SCALES);
+                }
+            }
+        free(pool);
+        free(before);
+    }
+}
+
 static void test_names(void **state) {
     (void)state;
     for (int f = 0; f < TD_KV_FAMILIES; f++)
@@ -243,6 +283,7 @@ int main(void) {
         cmocka_unit_test(test_fp8_places),
         cmocka_unit_test(test_fingerprint),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_copy_page),
         cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

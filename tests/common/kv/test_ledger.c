@@ -106,6 +106,35 @@ static void test_quarantine(void **state) {
     td_ledger_finish(&l);
 }
 
+/* The pages of one prompt, held by its choices. */
+static void test_shared(void **state) {
+    (void)state;
+    struct td_ledger l = make(6);
+    struct td_error err;
+    uint32_t a[6], b[6];
+    assert_int_equal(td_ledger_take(&l, 7, 4, a, &err), TD_OK);
+    assert_int_equal(td_ledger_holding(&l, 7).holders, 1);
+    td_ledger_hold(&l, 7, 2);
+    assert_int_equal(td_ledger_holding(&l, 7).holders, 3);
+    assert_int_equal(td_ledger_holding(&l, 7).owned, 4); /* counted once */
+    assert_int_equal(l.count[TD_UNIT_OWNED], 4);
+    assert_int_equal(l.shared, 4);
+    assert_int_equal(td_ledger_release(&l, 7), 0);
+    assert_int_equal(td_ledger_take(&l, 9, 3, b, &err), TD_BUSY);
+    assert_int_equal(td_ledger_check(&l, &err), TD_OK);
+    assert_int_equal(td_ledger_release(&l, 7), 0);
+    assert_int_equal(l.shared, 0); /* one is left */
+    assert_int_equal(td_ledger_check(&l, &err), TD_OK);
+    assert_int_equal(td_ledger_release(&l, 7), 4);
+    assert_int_equal(td_ledger_release(&l, 7), 0);
+    assert_int_equal(td_ledger_holding(&l, 7).holders, 0);
+    assert_int_equal(l.count[TD_UNIT_FREE], 6);
+    assert_int_equal(td_ledger_take(&l, 9, 4, b, &err), TD_OK);
+    assert_memory_equal(a, b, 4 * sizeof *a);
+    assert_int_equal(td_ledger_holding(&l, 9).holders, 1);
+    td_ledger_finish(&l);
+}
+
 static void test_limits(void **state) {
     (void)state;
     struct td_ledger l;
@@ -129,7 +158,17 @@ enum { UNITS = 64, OWNERS = 40 };
 struct model {
     uint64_t owner[UNITS];
     int state[UNITS];
+    uint32_t more[OWNERS + 1]; /* holders beside the first, by owner's number */
 };
+
+/* Owners that differ in high bits only, too. */
+static uint64_t owner_of(uint64_t k) {
+    return k % 2 ? k : k << 40;
+}
+
+static uint64_t number_of(uint64_t owner) {
+    return owner >> 40 ? owner >> 40 : owner;
+}
 
 static uint32_t model_count(const struct model *m, uint64_t owner, int state) {
     uint32_t n = 0;
@@ -156,7 +195,10 @@ static void compare(const struct td_ledger *l, const struct model *m) {
         assert_int_equal(td_ledger_state(l, u, &owner), m->state[u]);
         assert_true(owner == m->owner[u]);
     }
-    uint32_t cursor = 0, n = 0;
+    uint32_t cursor = 0, n = 0, shared = 0;
+    for (uint64_t k = 1; k <= OWNERS; k++)
+        if (m->more[k]) shared += model_count(m, owner_of(k), TD_UNIT_OWNED);
+    assert_int_equal(l->shared, shared);
     struct td_ledger_holding h;
     while (td_ledger_next(l, &cursor, &h)) {
         assert_int_equal(h.owned, model_count(m, h.owner, TD_UNIT_OWNED));
@@ -184,15 +226,20 @@ static void test_random_calls(void **state) {
     struct td_ledger l = make(UNITS);
     struct model m = {0};
     for (int step = 0; step < 40000; step++) {
-        /* Owners that differ in high bits only, too. */
-        uint64_t k = next_random() % OWNERS + 1, owner = k % 2 ? k : k << 40;
-        uint32_t unit = (uint32_t)(next_random() % UNITS);
-        switch (next_random() % 8) {
+        uint64_t k = next_random() % OWNERS + 1, owner = owner_of(k);
+        uint32_t unit = (uint32_t)(next_random() % UNITS), n = (uint32_t)(next_random() % 4);
+        switch (next_random() % 9) {
         case 0:
+            if (m.more[k]) {
+                assert_int_equal(td_ledger_release(&l, owner), 0);
+                m.more[k]--;
+                break;
+            }
             assert_int_equal(td_ledger_release(&l, owner), model_count(&m, owner, TD_UNIT_OWNED));
             model_move(&m, owner, TD_UNIT_OWNED, TD_UNIT_FREE);
             break;
         case 1:
+            if (m.more[k]) break;
             assert_int_equal(td_ledger_quarantine(&l, owner),
                              model_count(&m, owner, TD_UNIT_OWNED));
             model_move(&m, owner, TD_UNIT_OWNED, TD_UNIT_QUARANTINED);
@@ -203,19 +250,27 @@ static void test_random_calls(void **state) {
             model_move(&m, owner, TD_UNIT_QUARANTINED, TD_UNIT_FREE);
             break;
         case 3:
-            if (m.state[unit] != TD_UNIT_OWNED) break;
+            if (m.state[unit] != TD_UNIT_OWNED || m.more[number_of(m.owner[unit])]) break;
             td_ledger_release_one(&l, m.owner[unit], unit);
             m.state[unit] = TD_UNIT_FREE;
             m.owner[unit] = 0;
             break;
+        case 4:
+            if (!model_count(&m, owner, TD_UNIT_OWNED) ||
+                model_count(&m, owner, TD_UNIT_QUARANTINED))
+                break;
+            td_ledger_hold(&l, owner, n);
+            m.more[k] += n;
+            break;
         default:
-            model_take(&l, &m, owner);
+            if (!m.more[k]) model_take(&l, &m, owner);
         }
         compare(&l, &m);
     }
     for (uint64_t k = 1; k <= OWNERS; k++) {
-        uint64_t owner = k % 2 ? k : k << 40;
-        td_ledger_release(&l, owner);
+        uint64_t owner = owner_of(k);
+        for (uint32_t i = 0; i <= m.more[k]; i++)
+            td_ledger_release(&l, owner);
         td_ledger_absolve(&l, owner);
     }
     assert_int_equal(l.count[TD_UNIT_FREE], UNITS);
@@ -265,6 +320,9 @@ static void test_check_sees_damage(void **state) {
     l.owners++;
     assert_int_equal(td_ledger_check(&l, &err), TD_INTERNAL);
     l.owners--;
+    l.shared++;
+    assert_int_equal(td_ledger_check(&l, &err), TD_INTERNAL);
+    l.shared--;
     assert_int_equal(td_ledger_check(&l, &err), TD_OK);
     td_ledger_finish(&l);
 }
@@ -273,9 +331,13 @@ int main(int argc, char **argv) {
     seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_take_and_release), cmocka_unit_test(test_quarantine),
-        cmocka_unit_test(test_limits),           cmocka_unit_test(test_random_calls),
-        cmocka_unit_test(test_many_owners),      cmocka_unit_test(test_check_sees_damage),
+        cmocka_unit_test(test_take_and_release),
+        cmocka_unit_test(test_quarantine),
+        cmocka_unit_test(test_shared),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_random_calls),
+        cmocka_unit_test(test_many_owners),
+        cmocka_unit_test(test_check_sees_damage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
