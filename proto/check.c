@@ -50,6 +50,33 @@ static td_status check_tokens(const struct td_token *t, size_t n, struct td_erro
     return TD_OK;
 }
 
+static td_status check_selection(const struct td_selection *s, struct td_error *err) {
+    uint32_t at = 0;
+    if (s->n_layers > TD_SELECTION_LAYERS_MAX)
+        REFUSE("a selection in %u layers, at most %d", s->n_layers, TD_SELECTION_LAYERS_MAX);
+    for (uint32_t l = 0; l < s->n_layers; l++) {
+        if (l > 0 && s->layer[l] <= s->layer[l - 1]) REFUSE("a selection's layers do not ascend");
+        if (s->count[l] > TD_SELECTION_ENTRIES_MAX || s->count[l] > s->n_entries - at)
+            REFUSE("layer %u selects %u entries, at most %d, %u are left", s->layer[l], s->count[l],
+                   TD_SELECTION_ENTRIES_MAX, s->n_entries - at);
+        for (uint32_t i = 1; i < s->count[l]; i++)
+            if (s->entry[at + i] <= s->entry[at + i - 1])
+                REFUSE("entries of layer %u do not ascend", s->layer[l]);
+        at += s->count[l];
+    }
+    if (at != s->n_entries) REFUSE("%u selected entries belong to no layer", s->n_entries - at);
+    return TD_OK;
+}
+
+static td_status check_tokens_msg(const struct td_msg_tokens *m, struct td_error *err) {
+    if (m->n < 1 || m->n > TD_TOKENS_PER_MSG_MAX)
+        REFUSE("%u tokens in a message, expected 1 to %d", m->n, TD_TOKENS_PER_MSG_MAX);
+    TD_TRY(check_choice(m->choice, err));
+    for (uint32_t i = 0; m->selections && i < m->n; i++)
+        TD_TRY(check_selection(&m->selections[i], err));
+    return check_tokens(m->tokens, m->n, err);
+}
+
 static td_status check_blob(const uint8_t *p, size_t n, size_t max, const char *what,
                             struct td_error *err) {
     if (n > max) REFUSE("%s of %zu bytes, at most %zu", what, n, max);
@@ -110,10 +137,7 @@ td_status td_msg_check(const struct td_msg *m, struct td_error *err) {
     case TD_MSG_PREFILL:
         return check_prefill(&m->prefill, err);
     case TD_MSG_TOKENS:
-        if (m->tokens.n < 1 || m->tokens.n > TD_TOKENS_PER_MSG_MAX)
-            REFUSE("%u tokens in a message, expected 1 to %d", m->tokens.n, TD_TOKENS_PER_MSG_MAX);
-        TD_TRY(check_choice(m->tokens.choice, err));
-        return check_tokens(m->tokens.tokens, m->tokens.n, err);
+        return check_tokens_msg(&m->tokens, err);
     case TD_MSG_FINISHED:
         if (m->finished.reason != TD_FINISH_STOP && m->finished.reason != TD_FINISH_LENGTH)
             REFUSE("finish reason %d is neither 1 nor 2", (int)m->finished.reason);

@@ -25,6 +25,7 @@ static TdPb__Sampling *pack_sampling(struct td_pack *p, const struct td_sampling
     b->top_logprobs = s->top_logprobs;
     b->logprobs = s->logprobs;
     b->ignore_eos = s->ignore_eos;
+    b->selections = s->selections;
     return b;
 }
 
@@ -119,6 +120,21 @@ static void pack_ledger(struct td_pack *p, const struct td_msg_ledger *m) {
     b->pages_shared = m->pages_shared;
 }
 
+static void pack_selections(struct td_pack *p, const struct td_msg_tokens *m, TdPb__Tokens *b) {
+    b->n_selections = m->selections ? m->n : 0;
+    b->selections = p->selections;
+    for (size_t i = 0; i < b->n_selections; i++) {
+        const struct td_selection *s = &m->selections[i];
+        TdPb__Selection *to = p->selections[i] = &p->selection[i];
+        td_pb__selection__init(to);
+        to->n_layer = to->n_count = s->n_layers;
+        to->layer = (uint32_t *)s->layer;
+        to->count = (uint32_t *)s->count;
+        to->n_entry = s->n_entries;
+        to->entry = (uint32_t *)s->entry;
+    }
+}
+
 static void pack_result(struct td_pack *p, const struct td_msg *m) {
     if (m->type == TD_MSG_TOKENS) {
         BODY(tokens, Tokens);
@@ -126,6 +142,7 @@ static void pack_result(struct td_pack *p, const struct td_msg *m) {
         b->choice = m->tokens.choice;
         b->index = m->tokens.index;
         b->tokens = td_pack_tokens(p, m->tokens.tokens, m->tokens.n);
+        pack_selections(p, &m->tokens, b);
     } else if (m->type == TD_MSG_FINISHED) {
         BODY(finished, Finished);
         b->key = pack_key(p, m->finished.key);
@@ -214,6 +231,7 @@ static void unpack_sampling(const TdPb__Sampling *b, struct td_sampling *s) {
     s->top_logprobs = b->top_logprobs;
     s->logprobs = b->logprobs;
     s->ignore_eos = b->ignore_eos;
+    s->selections = b->selections;
 }
 
 static td_status unpack_hello(const TdPb__Hello *b, struct td_msg_hello *m, struct td_error *err) {
@@ -288,6 +306,27 @@ static td_status unpack_prefill(const TdPb__Prefill *b, struct td_msg_prefill *m
     return td_unpack_text(b->decode_name, m->decode_name, sizeof m->decode_name, "name", err);
 }
 
+static td_status unpack_selections(const TdPb__Tokens *b, struct td_msg_arena *a,
+                                   struct td_msg_tokens *m, struct td_error *err) {
+    size_t n = b->n_selections;
+    if (n == 0) return TD_OK;
+    if (n != m->n) return td_fail(err, TD_PROTOCOL, "%u tokens came with %zu selections", m->n, n);
+    struct td_selection *s = td_msg_arena_take(a, n * sizeof *s);
+    if (!s) return td_fail(err, TD_TOO_LONG, "no room for %zu selections", n);
+    for (size_t i = 0; i < n; i++) {
+        const TdPb__Selection *from = b->selections[i];
+        if (from->n_layer != from->n_count || from->n_layer > TD_SELECTION_LAYERS_MAX ||
+            from->n_entry > (size_t)TD_SELECTION_LAYERS_MAX * TD_SELECTION_ENTRIES_MAX)
+            return td_fail(err, TD_PROTOCOL,
+                           "a selection of %zu entries in %zu layers with %zu counts",
+                           from->n_entry, from->n_layer, from->n_count);
+        s[i] = (struct td_selection){(uint32_t)from->n_layer, (uint32_t)from->n_entry, from->layer,
+                                     from->count, from->entry};
+    }
+    m->selections = s;
+    return TD_OK;
+}
+
 static td_status unpack_tokens(const TdPb__Tokens *b, struct td_msg_arena *a,
                                struct td_msg_tokens *m, struct td_error *err) {
     m->key = unpack_key(b->key);
@@ -302,7 +341,8 @@ static td_status unpack_tokens(const TdPb__Tokens *b, struct td_msg_arena *a,
     if (!t) return td_fail(err, TD_TOO_LONG, "no room for %zu tokens", n);
     m->n = (uint32_t)n;
     m->tokens = t;
-    return td_unpack_tokens(b->tokens, t, n, err);
+    TD_TRY(td_unpack_tokens(b->tokens, t, n, err));
+    return unpack_selections(b, a, m, err);
 }
 
 static void unpack_ledger(const TdPb__Ledger *b, struct td_msg_ledger *m) {

@@ -41,6 +41,7 @@ struct td_pack {
     TdPb__Key key;
     TdPb__Sampling sampling;
     TdPb__TokenColumns columns;
+    TdPb__Selection selection[TD_TOKENS_PER_MSG_MAX], *selections[TD_TOKENS_PER_MSG_MAX];
     uint32_t id[TD_TOKENS_PER_MSG_MAX];
     float logprob[TD_TOKENS_PER_MSG_MAX];
     uint32_t n_top[TD_TOKENS_PER_MSG_MAX];

@@ -142,7 +142,8 @@ struct td_msg_tokens {
     uint32_t index; /* of tokens[0] in the answer; token 0 is the first after the prompt */
     uint32_t n;     /* 1..TD_TOKENS_PER_MSG_MAX */
     const struct td_token *tokens;
-    uint32_t choice; /* 0..n-1 */
+    uint32_t choice;                       /* 0..n-1 */
+    const struct td_selection *selections; /* [n], or NULL: not wanted */
 };
 
 enum td_finish { TD_FINISH_STOP = 1, TD_FINISH_LENGTH = 2 };

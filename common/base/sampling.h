@@ -20,6 +20,7 @@ struct td_sampling {
     uint32_t top_logprobs; /* 0..20 alternatives wanted per token */
     bool logprobs;         /* the chosen token's logprob wanted */
     bool ignore_eos;       /* end-of-text does not end the sequence */
+    bool selections;       /* what the indexer selected for each token is wanted with it */
 };
 
 /* The seed of choice c of a request: choice 0 is what the request alone would be, and choice c is
@@ -39,6 +40,17 @@ struct td_token {
     float logprob; /* of the unmodified distribution (temperature 1) */
     uint32_t n_top;
     struct td_token_alt top[TD_TOP_LOGPROBS_MAX]; /* most likely first */
+};
+
+enum { TD_SELECTION_LAYERS_MAX = 128, TD_SELECTION_ENTRIES_MAX = 2048 /* of a layer */ };
+
+/* What the indexer selected when one token was computed: per CSA layer the compressed entries that
+ * the token before it, whose logits it was sampled from, attended. */
+struct td_selection {
+    uint32_t n_layers, n_entries; /* layers; entries of all layers together */
+    const uint32_t *layer;        /* [n_layers] numbers in the model, ascending */
+    const uint32_t *count;        /* [n_layers] entries */
+    const uint32_t *entry;        /* [n_entries] layer after layer, ascending in each */
 };
 
 #endif

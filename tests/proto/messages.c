@@ -20,6 +20,7 @@ enum kind {
     SETTINGS,
     IDS,
     TOKENS,
+    SELECTIONS,
     SLABS,
     FAMILIES,
     FIRST,
@@ -72,6 +73,7 @@ static const struct field fields[] = {
     F(ADMIT, admit, key, KEY),
     F(ADMIT, admit, max_new, U32),
     F(ADMIT, admit, sampling, SAMPLING),
+    NEW(ADMIT, admit, sampling.selections, BOOL),
     F(ADMIT, admit, ids, IDS),
     F(ADMIT, admit, prompt_hash, U64),
     NEW(ADMIT, admit, n, CHOICES),
@@ -85,6 +87,7 @@ static const struct field fields[] = {
     F(PREFILL, prefill, key, KEY),
     F(PREFILL, prefill, max_new, U32),
     F(PREFILL, prefill, sampling, SAMPLING),
+    NEW(PREFILL, prefill, sampling.selections, BOOL),
     F(PREFILL, prefill, ids, IDS),
     F(PREFILL, prefill, ticket, U64),
     F(PREFILL, prefill, decode_epoch, U64),
@@ -95,6 +98,7 @@ static const struct field fields[] = {
     F(TOKENS, tokens, index, U32),
     F(TOKENS, tokens, tokens, TOKENS),
     NEW(TOKENS, tokens, choice, CHOICE),
+    NEW(TOKENS, tokens, selections, SELECTIONS), /* after the tokens: one for each */
     F(FINISHED, finished, key, KEY),
     F(FINISHED, finished, reason, FINISH),
     F(FINISHED, finished, n_tokens, U32),
@@ -229,6 +233,22 @@ static void fill_sampling(struct td_sampling *s, uint64_t *r) {
     s->ignore_eos = test_random(r) & 1;
 }
 
+static void fill_selection(struct td_selection *s, uint64_t *r, struct test_room *room,
+                           uint32_t token) {
+    uint32_t *layer = room->layer[token], *count = room->count[token], *entry = room->entry[token];
+    s->n_layers = (uint32_t)(test_random(r) % (TEST_LAYERS_MAX + 1));
+    s->n_entries = 0;
+    for (uint32_t l = 0; l < s->n_layers; l++) {
+        layer[l] = 3 * l + (uint32_t)(test_random(r) % 3);
+        count[l] = (uint32_t)(test_random(r) % (TEST_ENTRIES_MAX + 1));
+        for (uint32_t i = 0, at = 0; i < count[l]; i++)
+            entry[s->n_entries++] = at += 1 + (uint32_t)(test_random(r) % 5000);
+    }
+    s->layer = layer;
+    s->count = count;
+    s->entry = entry;
+}
+
 /* Any width, so that short and long varints occur. */
 static uint64_t some_number(uint64_t *r) {
     uint64_t shift = test_random(r) % 60; /* one call per statement: their order is the value */
@@ -282,6 +302,11 @@ static void fill_pointers(const struct field *f, struct td_msg *m, uint64_t *r,
         for (uint32_t i = 0; i < m->tokens.n; i++)
             fill_token(&room->tokens[i], r, n & 1);
         m->tokens.tokens = room->tokens;
+        return;
+    case SELECTIONS:
+        m->tokens.selections = n % 3 ? room->selections : NULL;
+        for (uint32_t i = 0; i < m->tokens.n; i++)
+            fill_selection(&room->selections[i], r, room, i);
         return;
     case SLABS:
         m->peer_welcome.n_slabs = 1 + n % TD_LANDING_SLABS_MAX;
@@ -379,6 +404,22 @@ static bool same_tokens(const struct td_token *a, const struct td_token *b, uint
     return true;
 }
 
+static bool same_numbers(const uint32_t *a, const uint32_t *b, uint32_t n) {
+    return n == 0 || memcmp(a, b, n * sizeof *a) == 0;
+}
+
+static bool same_selections(const struct td_selection *a, const struct td_selection *b,
+                            uint32_t n) {
+    if (!a || !b) return a == b;
+    for (uint32_t i = 0; i < n; i++)
+        if (a[i].n_layers != b[i].n_layers || a[i].n_entries != b[i].n_entries ||
+            !same_numbers(a[i].layer, b[i].layer, a[i].n_layers) ||
+            !same_numbers(a[i].count, b[i].count, a[i].n_layers) ||
+            !same_numbers(a[i].entry, b[i].entry, a[i].n_entries))
+            return false;
+    return true;
+}
+
 static bool same_sampling(const struct td_sampling *a, const struct td_sampling *b) {
     return a->temperature == b->temperature && a->top_p == b->top_p && a->min_p == b->min_p &&
            a->top_k == b->top_k && a->seed == b->seed && a->top_logprobs == b->top_logprobs &&
@@ -416,6 +457,8 @@ static bool same_pointers(const struct field *f, const struct td_msg *a, const s
     case TOKENS:
         return a->tokens.n == b->tokens.n &&
                same_tokens(a->tokens.tokens, b->tokens.tokens, a->tokens.n);
+    case SELECTIONS:
+        return same_selections(a->tokens.selections, b->tokens.selections, a->tokens.n);
     case SLABS:
         return same_blob(a->peer_welcome.slab_address, a->peer_welcome.n_slabs * sizeof(uint64_t),
                          b->peer_welcome.slab_address, b->peer_welcome.n_slabs * sizeof(uint64_t));

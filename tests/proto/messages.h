@@ -5,7 +5,7 @@
 
 #include "proto/msg.h"
 
-enum { TEST_IDS_MAX = 5000, TEST_TYPES = 21 };
+enum { TEST_IDS_MAX = 5000, TEST_TYPES = 21, TEST_LAYERS_MAX = 3, TEST_ENTRIES_MAX = 20 };
 
 extern const enum td_msg_type test_types[TEST_TYPES];
 const char *test_type_name(enum td_msg_type t);
@@ -14,6 +14,10 @@ const char *test_type_name(enum td_msg_type t);
 struct test_room {
     int32_t ids[TEST_IDS_MAX];
     struct td_token tokens[TD_TOKENS_PER_MSG_MAX];
+    struct td_selection selections[TD_TOKENS_PER_MSG_MAX];
+    uint32_t layer[TD_TOKENS_PER_MSG_MAX][TEST_LAYERS_MAX];
+    uint32_t count[TD_TOKENS_PER_MSG_MAX][TEST_LAYERS_MAX];
+    uint32_t entry[TD_TOKENS_PER_MSG_MAX][TEST_LAYERS_MAX * TEST_ENTRIES_MAX];
     uint8_t blob[TD_MSG_ADDRESS_MAX];
     char settings[1000];
 };

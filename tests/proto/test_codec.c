@@ -287,6 +287,37 @@ static void test_limits(void **state) {
 #undef REFUSED
 }
 
+/* A selection that is not what workers choose must not reach a client as one. */
+static void test_selections(void **state) {
+    (void)state;
+    static uint32_t layer[TD_SELECTION_LAYERS_MAX + 1], count[TD_SELECTION_LAYERS_MAX + 1];
+    static uint32_t entry[TD_SELECTION_ENTRIES_MAX + 2];
+    static uint8_t buf[FRAME_MAX];
+    struct td_token t[2] = {{.id = 3}, {.id = 4}};
+    const struct td_selection good = {2, 5, layer, count, entry};
+    struct td_selection s[2];
+    struct td_msg m = {.type = TD_MSG_TOKENS, .tokens = {.n = 2, .tokens = t, .selections = s}};
+#define REFUSED(change)                                                                            \
+    for (uint32_t i = 0; i < TD_SELECTION_ENTRIES_MAX + 2; i++)                                    \
+        entry[i] = i;                                                                              \
+    layer[0] = 2, layer[1] = 4, count[0] = 3, count[1] = 2;                                        \
+    s[0] = s[1] = good;                                                                            \
+    decode_like(buf, encode(&m, buf), &m, false);                                                  \
+    change;                                                                                        \
+    refuse(&m)
+    REFUSED(layer[1] = 2);
+    REFUSED(count[0] = 2);
+    REFUSED(count[1] = 3);
+    REFUSED(entry[2] = entry[1]);
+    REFUSED(entry[3] = 9);
+    REFUSED(s[1].n_entries = 6);
+    REFUSED(s[1].n_layers = 1);
+    REFUSED(s[1].n_layers = TD_SELECTION_LAYERS_MAX + 1);
+    REFUSED(count[0] = TD_SELECTION_ENTRIES_MAX + 1; count[1] = 0;
+            s[0].n_entries = s[1].n_entries = count[0]);
+#undef REFUSED
+}
+
 /* ---- hostile bytes ---- */
 
 static void mutate(uint8_t *b, size_t *n, size_t cap, uint64_t *r) {
@@ -405,8 +436,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_recorded_frames),
         cmocka_unit_test(test_unknown_fields), cmocka_unit_test(test_missing_fields),
         cmocka_unit_test(test_defaults),       cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_hostile_bytes),  cmocka_unit_test(test_bomb),
-        cmocka_unit_test(test_longest_prompt), cmocka_unit_test(test_steady_state),
+        cmocka_unit_test(test_selections),     cmocka_unit_test(test_hostile_bytes),
+        cmocka_unit_test(test_bomb),           cmocka_unit_test(test_longest_prompt),
+        cmocka_unit_test(test_steady_state),
     };
     if (argc == 3 && strcmp(argv[1], "--record") == 0) {
         frames_dir = argv[2];
