@@ -282,6 +282,10 @@ uint64_t td_decode_deadline(const struct td_decode *d) {
 
 /* ---- what others may see ---- */
 
+uint32_t td_decode_peer_messages(const struct td_decode_options *o) {
+    return 2 * o->slots + 2 * o->landing_slabs + TD_PEER_OWN_MESSAGES;
+}
+
 void td_decode_load(const struct td_decode *d, struct td_msg_heartbeat *ret) {
     ret->running = ret->waiting = 0;
     ret->queued_tokens = 0;

@@ -63,6 +63,10 @@ bool td_decode_next(struct td_decode *d, struct td_decode_action *ret);
 /* When a TIMER event is wanted; UINT64_MAX: never. */
 uint64_t td_decode_deadline(const struct td_decode *d);
 
+/* Most messages to one peer that may wait for it at a time: a VERDICT and an ABORT for every
+ * sequence, a CREDIT and an ABORT for every landing slab, and what the link says for itself. */
+uint32_t td_decode_peer_messages(const struct td_decode_options *o);
+
 /* Fills the load, for a heartbeat that is about to be sent, and the ledger beside it. */
 void td_decode_load(const struct td_decode *d, struct td_msg_heartbeat *ret);
 void td_decode_ledger(const struct td_decode *d, struct td_msg_ledger *ret);

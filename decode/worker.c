@@ -194,7 +194,8 @@ static td_status take_memory(struct td_decode_worker *w, struct td_error *err) {
     return TD_OK;
 }
 
-static td_status make_machine(struct td_decode_worker *w, struct td_error *err) {
+static td_status make_machine(struct td_decode_worker *w, uint32_t *ret_sends,
+                              struct td_error *err) {
     const struct td_config *c = &w->config;
     struct td_decode_options o = {
         .epoch = w->epoch,
@@ -213,6 +214,7 @@ static td_status make_machine(struct td_decode_worker *w, struct td_error *err) 
         .beat_ns = c->heartbeat_ms * NS_PER_MS,
         .peer_timeout_ns = c->peer_timeout_ms * NS_PER_MS,
     };
+    *ret_sends = td_decode_peer_messages(&o);
     return td_decode_create(&o, &w->machine, err);
 }
 
@@ -263,9 +265,10 @@ static td_status start(struct td_decode_worker *w, struct td_error *err) {
     w->epoch = td_host_epoch();
     TD_TRY(td_worker_engine_open(&w->engine, &w->config, &watch, err));
     TD_TRY(take_memory(w, err));
-    TD_TRY(make_machine(w, err));
-    TD_TRY(td_host_create(&w->config, w->epoch, host_events(), w, TD_DECODE_LINKS_MAX, STOP_MS,
-                          &w->host, err));
+    uint32_t sends;
+    TD_TRY(make_machine(w, &sends, err));
+    TD_TRY(td_host_create(&w->config, w->epoch, host_events(), w, TD_DECODE_LINKS_MAX, sends,
+                          STOP_MS, &w->host, err));
     TD_TRY(td_xfer_region_alloc(td_plane_xfer(td_host_plane(w->host)), landing_bytes(w),
                                 &w->landing, err));
     fill_hello(w);

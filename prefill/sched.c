@@ -428,6 +428,10 @@ uint64_t td_prefill_deadline(const struct td_prefill *p) {
 
 /* ---- what others may see ---- */
 
+uint32_t td_prefill_peer_messages(const struct td_prefill_options *o) {
+    return 2 * o->max_requests + o->send_slabs + TD_PEER_OWN_MESSAGES;
+}
+
 void td_prefill_load(const struct td_prefill *p, struct td_msg_heartbeat *ret) {
     ret->running = ret->waiting = 0;
     ret->queued_tokens = 0;

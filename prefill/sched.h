@@ -43,6 +43,10 @@ bool td_prefill_next(struct td_prefill *p, struct td_prefill_action *ret);
 /* When a TIMER event is wanted; UINT64_MAX: never. */
 uint64_t td_prefill_deadline(const struct td_prefill *p);
 
+/* Most messages to one peer that may wait for it at a time: an ABORT and a MANIFEST for every
+ * request, a SLAB for every send slab, and what the link says for itself. */
+uint32_t td_prefill_peer_messages(const struct td_prefill_options *o);
+
 /* Fills the load, for a heartbeat that is about to be sent, and the ledger beside it. */
 void td_prefill_load(const struct td_prefill *p, struct td_msg_heartbeat *ret);
 void td_prefill_ledger(const struct td_prefill *p, struct td_msg_ledger *ret);

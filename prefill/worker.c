@@ -180,7 +180,8 @@ static td_status take_slabs(struct td_prefill_worker *w, struct td_error *err) {
     return TD_OK;
 }
 
-static td_status make_machine(struct td_prefill_worker *w, struct td_error *err) {
+static td_status make_machine(struct td_prefill_worker *w, uint32_t *ret_sends,
+                              struct td_error *err) {
     const struct td_config *c = &w->config;
     struct td_prefill_options o = {
         .epoch = w->epoch,
@@ -199,6 +200,7 @@ static td_status make_machine(struct td_prefill_worker *w, struct td_error *err)
         .beat_ns = c->heartbeat_ms * NS_PER_MS,
         .peer_timeout_ns = c->peer_timeout_ms * NS_PER_MS,
     };
+    *ret_sends = td_prefill_peer_messages(&o);
     return td_prefill_create(&o, &w->machine, err);
 }
 
@@ -247,9 +249,10 @@ static td_status start(struct td_prefill_worker *w, struct td_error *err) {
     w->epoch = td_host_epoch();
     TD_TRY(td_worker_engine_open(&w->engine, &w->config, &watch, err));
     TD_TRY(take_slabs(w, err));
-    TD_TRY(make_machine(w, err));
-    TD_TRY(td_host_create(&w->config, w->epoch, host_events(), w, TD_PREFILL_PEERS_MAX, STOP_MS,
-                          &w->host, err));
+    uint32_t sends;
+    TD_TRY(make_machine(w, &sends, err));
+    TD_TRY(td_host_create(&w->config, w->epoch, host_events(), w, TD_PREFILL_PEERS_MAX, sends,
+                          STOP_MS, &w->host, err));
     fill_hello(w);
     log_start(w);
     return td_host_dial(w->host, &w->hello, err);

@@ -11,9 +11,6 @@
 enum {
     NS_PER_MS = 1000000,
     TURNS_MAX = 256, /* of UCX before others on the loop get theirs */
-    /* An abort for each of many tickets may go out in one breath; room never used is never touched.
-     */
-    SENDS_MAX = 64,
 };
 
 struct td_plane {
@@ -139,7 +136,8 @@ static td_status open_handles(struct td_plane *p, uv_loop_t *loop, struct td_err
 }
 
 td_status td_plane_create(uv_loop_t *loop, const struct td_plane_events *events, void *user,
-                          uint32_t max_peers, struct td_plane **ret, struct td_error *err) {
+                          uint32_t max_peers, uint32_t sends_per_peer, struct td_plane **ret,
+                          struct td_error *err) {
     struct td_plane *p = calloc(1, sizeof *p);
     if (!p || td_msg_arena_create(&p->arena) != TD_OK) {
         free(p);
@@ -153,7 +151,7 @@ td_status td_plane_create(uv_loop_t *loop, const struct td_plane_events *events,
                                 .on_closed = on_closed,
                                 .user = p,
                                 .max_peers = max_peers,
-                                .sends_per_peer = SENDS_MAX};
+                                .sends_per_peer = sends_per_peer};
     td_status st = td_xfer_create(&o, &p->xfer, err);
     if (st != TD_OK) {
         td_msg_arena_destroy(p->arena);

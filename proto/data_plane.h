@@ -22,10 +22,11 @@ struct td_plane_events {
     void (*on_closed)(void *user, struct td_xfer_peer *peer);
 };
 
-/* td_xfer_env must have been called. `events` is kept by pointer. */
+/* td_xfer_env must have been called. `events` is kept by pointer. `sends_per_peer`: messages that
+ * may be under way to one peer; one more is BUSY. */
 TD_MUST_USE td_status td_plane_create(uv_loop_t *loop, const struct td_plane_events *events,
-                                      void *user, uint32_t max_peers, struct td_plane **ret,
-                                      struct td_error *err);
+                                      void *user, uint32_t max_peers, uint32_t sends_per_peer,
+                                      struct td_plane **ret, struct td_error *err);
 /* Without callbacks; regions must have been freed. NULL is fine. */
 void td_plane_destroy(struct td_plane *p);
 

@@ -27,6 +27,7 @@ enum {
     TD_MSG_ADDRESS_MAX = 4096,
     TD_RKEY_MAX = 1024,
     TD_LANDING_SLABS_MAX = 64,
+    TD_PEER_OWN_MESSAGES = 64, /* greetings and beats that may wait on a data link */
     TD_TOKENS_PER_MSG_MAX = 64,
     TD_KV_FAMILIES_MAX = 8,
     TD_FIRST_TOKENS_MAX = TD_CHOICES_MAX,

@@ -130,7 +130,8 @@ static void on_deadline(void *user) {
 
 /* ---- interface ---- */
 
-static td_status open_parts(struct td_host *h, uint32_t max_peers, struct td_error *err) {
+static td_status open_parts(struct td_host *h, uint32_t max_peers, uint32_t sends_per_peer,
+                            struct td_error *err) {
     if (td_signals_create(&h->loop, on_signal, h, &h->signals) != TD_OK ||
         td_timer_create(&h->loop, on_deadline, h, &h->deadline) != TD_OK ||
         td_timer_create(&h->loop, on_alive, h, &h->alive) != TD_OK ||
@@ -140,13 +141,15 @@ static td_status open_parts(struct td_host *h, uint32_t max_peers, struct td_err
     h->check.data = h;
     h->check_open = true;
     uv_check_start(&h->check, on_check);
-    TD_TRY(td_plane_create(&h->loop, &h->events->plane, h->user, max_peers, &h->plane, err));
+    TD_TRY(td_plane_create(&h->loop, &h->events->plane, h->user, max_peers, sends_per_peer,
+                           &h->plane, err));
     return td_jobs_create(&h->loop, JOBS_MAX, "engine", &h->jobs, err);
 }
 
 td_status td_host_create(const struct td_config *config, uint64_t epoch,
                          const struct td_host_events *events, void *user, uint32_t max_peers,
-                         uint32_t stop_ms, struct td_host **ret, struct td_error *err) {
+                         uint32_t sends_per_peer, uint32_t stop_ms, struct td_host **ret,
+                         struct td_error *err) {
     struct td_host *h = calloc(1, sizeof *h);
     if (!h) return td_fail(err, TD_NO_MEMORY, "no memory for the worker's shell");
     if (uv_loop_init(&h->loop) != 0) {
@@ -162,7 +165,7 @@ td_status td_host_create(const struct td_config *config, uint64_t epoch,
     struct td_error unheard;
     if (td_notify_open(&h->notify, &unheard) != TD_OK)
         td_warn("the service manager will not hear of us: %s", unheard.text);
-    td_status st = open_parts(h, max_peers, err);
+    td_status st = open_parts(h, max_peers, sends_per_peer, err);
     if (st != TD_OK) {
         (void)!td_host_destroy(h);
         return st;

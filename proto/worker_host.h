@@ -35,11 +35,13 @@ uint64_t td_host_epoch(void);
 void td_host_hello_init(struct td_msg_hello *hello, enum td_role role, const char *name,
                         uint64_t epoch, const struct td_config *config, char *settings, size_t cap);
 
-/* `config` and `events` must outlive the host. `stop_ms` bounds the orderly end. */
+/* `config` and `events` must outlive the host. `max_peers` and `sends_per_peer` are the data
+ * plane's; a message that finds no room is a link lost, so the machine's limits decide. `stop_ms`
+ * bounds the orderly end. */
 TD_MUST_USE td_status td_host_create(const struct td_config *config, uint64_t epoch,
                                      const struct td_host_events *events, void *user,
-                                     uint32_t max_peers, uint32_t stop_ms, struct td_host **ret,
-                                     struct td_error *err);
+                                     uint32_t max_peers, uint32_t sends_per_peer, uint32_t stop_ms,
+                                     struct td_host **ret, struct td_error *err);
 /* Dials run_dir/router.sock, for ever. `hello` must outlive the host. */
 TD_MUST_USE td_status td_host_dial(struct td_host *h, const struct td_msg_hello *hello,
                                    struct td_error *err);

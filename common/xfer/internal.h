@@ -17,7 +17,7 @@ enum {
     TD_XFER_FIFO = 2048,
     TD_XFER_PEERS_MAX = 80,
     TD_XFER_ACK_EVERY = 4,
-    TD_XFER_SENDS_MAX = 256,
+    TD_XFER_SENDS_MAX = 4096,
     /* UCX takes at most 16 elements per progress call; all are delivered before the next. */
     TD_XFER_INBOX = 64,
     /* UCX unmaps a closed endpoint's memory from progress, a call or two later. */

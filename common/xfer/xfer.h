@@ -67,7 +67,8 @@ struct td_xfer_options {
     void (*on_closed)(void *user, struct td_xfer_peer *peer);
     void *user;
     uint32_t max_peers;      /* links open or closing at one time; 0: 64; at most 80 */
-    uint32_t sends_per_peer; /* messages under way per peer, 64 KiB each; 0: 16; at most 256 */
+    uint32_t sends_per_peer; /* messages under way per peer, 64 KiB each, of which only what was
+                              * written is ever touched; 0: 16; at most 4096 */
 };
 
 /* Must be called first in main, before any thread: UCX takes its settings from the process

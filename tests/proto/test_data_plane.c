@@ -11,7 +11,7 @@
 #include "proto/data_plane.h"
 #include "tests/common/io/io_test.h"
 
-enum { REGION = 1 << 20 };
+enum { REGION = 1 << 20, SENDS = 300 };
 
 struct side {
     struct td_plane *plane;
@@ -95,8 +95,8 @@ static void open_pair(const struct td_plane_events *ea) {
     struct td_error err = {0};
     a = b = (struct side){0};
     assert_int_equal(uv_loop_init(&loop), 0);
-    if (td_plane_create(&loop, ea, &a, 4, &a.plane, &err) != TD_OK ||
-        td_plane_create(&loop, &events, &b, 4, &b.plane, &err) != TD_OK)
+    if (td_plane_create(&loop, ea, &a, 4, SENDS, &a.plane, &err) != TD_OK ||
+        td_plane_create(&loop, &events, &b, 4, SENDS, &b.plane, &err) != TD_OK)
         fail_msg("%s", err.text);
     const void *address = td_xfer_address(td_plane_xfer(a.plane), &len);
     if (td_xfer_connect(td_plane_xfer(b.plane), address, len, &b.peer, &err) != TD_OK)
@@ -130,6 +130,23 @@ static void test_messages(void **state) {
         send_beat(&b, 9); /* in one breath */
     td_xfer_peer_close(b.peer);
     assert_true(test_until_ms(&loop, is_closed, &b, TEST_LIMIT_MS));
+    close_pair();
+}
+
+static bool has_all(void *s) {
+    return ((struct side *)s)->messages == SENDS;
+}
+
+/* As many as were asked for wait for a peer that does not listen just now; none is lost. */
+static void test_one_breath(void **state) {
+    (void)state;
+    open_pair(&events);
+    for (uint64_t i = 1; i <= SENDS; i++)
+        send_beat(&b, i);
+    struct td_msg m = {.type = TD_MSG_PEER_BEAT};
+    assert_int_equal(td_plane_send(b.plane, b.peer, &m, soon(), NULL), TD_BUSY);
+    assert_true(without_ticks(has_all, &a));
+    assert_int_equal(a.beat.seq, SENDS);
     close_pair();
 }
 
@@ -219,9 +236,8 @@ static void test_put_wakes_the_loop(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_nonsense),
-        cmocka_unit_test(test_refused_caller),
+        cmocka_unit_test(test_messages),           cmocka_unit_test(test_one_breath),
+        cmocka_unit_test(test_nonsense),           cmocka_unit_test(test_refused_caller),
         cmocka_unit_test(test_put_wakes_the_loop),
     };
     struct td_error err;

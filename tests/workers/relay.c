@@ -113,7 +113,7 @@ void relay_open(struct relay *r, struct cluster *c) {
     struct td_error err;
     memset(r, 0, sizeof *r);
     r->c = c;
-    if (td_plane_create(&c->loop, &events, r, 2 * RELAY_PAIRS, &r->plane, &err) != TD_OK) {
+    if (td_plane_create(&c->loop, &events, r, 2 * RELAY_PAIRS, 256, &r->plane, &err) != TD_OK) {
         fprintf(stderr, "relay: %s\n", err.text);
         abort();
     }
