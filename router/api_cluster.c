@@ -123,6 +123,7 @@ static void write_worker(struct td_json_out *w, const struct td_serve *s,
     number(w, "slots", k->slots);
     flag(w, "draining", k->draining);
     flag(w, "cooling", k->cool.until_ns > now);
+    flag(w, "stalled", k->stalled);
     number(w, "failures", k->cool.failures);
     number(w, "legs", k->legs);
     number(w, "work_tokens", k->work_tokens);

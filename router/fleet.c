@@ -126,6 +126,7 @@ void td_fleet_join(struct td_fleet *f, uint64_t now_ns, const struct td_msg_hell
         .xfer_address_len = h->xfer_address_len,
         .joined_ns = now_ns,
         .beat_ns = now_ns,
+        .moved_ns = now_ns,
     };
     memcpy(w->name, h->name, sizeof w->name);
     memcpy(w->model, h->model, sizeof w->model);
@@ -144,11 +145,44 @@ void td_fleet_leave(struct td_fleet *f, uint64_t epoch) {
     memset(&f->worker[i], 0, sizeof f->worker[i]);
 }
 
-void td_fleet_beat(struct td_fleet *f, uint64_t now_ns, const struct td_msg_heartbeat *b) {
+/* As the watchdog sees it (proto/worker_host.c): what the engine could do now. */
+static bool has_work(const struct td_fleet_worker *w) {
+    return w->beat.queued_tokens > 0 || (w->role == TD_ROLE_DECODE && w->beat.running > 0);
+}
+
+bool td_fleet_beat(struct td_fleet *f, uint64_t now_ns, const struct td_msg_heartbeat *b) {
     struct td_fleet_worker *w = at(f, b->epoch);
-    if (w == NULL) return;
+    if (w == NULL) return false;
+    /* From the beat that first shows work: what came before was no waiting. */
+    bool moved = !has_work(w) || b->steps != w->beat.steps;
     w->beat = *b;
     w->beat_ns = now_ns;
+    moved = moved || !has_work(w);
+    if (moved) w->moved_ns = now_ns;
+    bool again = w->stalled && moved;
+    if (again) w->stalled = false;
+    return again;
+}
+
+static uint64_t stalls_at(const struct td_fleet *f, const struct td_fleet_worker *w) {
+    bool may = w->epoch != 0 && f->o.stall_ns != 0 && !w->stalled && has_work(w);
+    return may ? w->moved_ns + f->o.stall_ns : UINT64_MAX;
+}
+
+uint64_t td_fleet_stall(struct td_fleet *f, uint64_t now_ns) {
+    for (uint32_t i = 0; i < f->o.max_workers; i++) {
+        if (stalls_at(f, &f->worker[i]) > now_ns) continue;
+        f->worker[i].stalled = true;
+        return f->worker[i].epoch;
+    }
+    return 0;
+}
+
+uint64_t td_fleet_stall_at(const struct td_fleet *f) {
+    uint64_t first = UINT64_MAX;
+    for (uint32_t i = 0; i < f->o.max_workers; i++)
+        if (stalls_at(f, &f->worker[i]) < first) first = stalls_at(f, &f->worker[i]);
+    return first;
 }
 
 void td_fleet_ledger(struct td_fleet *f, uint64_t epoch, const struct td_msg_ledger *l) {
@@ -196,6 +230,10 @@ static bool pair_proven(const struct td_fleet *f, const struct td_fleet_worker *
     return p == NULL ? d->proven_alone : (d->proven >> (p - f->worker) & 1) != 0;
 }
 
+static bool pair_stalled(const struct td_fleet_worker *p, const struct td_fleet_worker *d) {
+    return d->stalled || (p != NULL && p->stalled);
+}
+
 static uint32_t pair_limit(const struct td_fleet_worker *p, const struct td_fleet_worker *d) {
     return p != NULL && p->max_context < d->max_context ? p->max_context : d->max_context;
 }
@@ -231,7 +269,7 @@ td_status td_fleet_choose(const struct td_fleet *f, uint64_t now_ns, uint32_t to
     bool any = false, sound = false;
     struct td_pair cooling = {0};
     for (uint32_t c = 0; next_pair(f, colocate, &c, &p, &d);) {
-        if (!pair_proven(f, p, d) || pair_limit(p, d) < tokens) continue;
+        if (!pair_proven(f, p, d) || pair_limit(p, d) < tokens || pair_stalled(p, d)) continue;
         any = true;
         if (d->draining || (p != NULL && p->draining)) continue;
         struct td_pair pair = {p != NULL ? p->epoch : 0, d->epoch};
@@ -259,6 +297,7 @@ bool td_fleet_probe_due(const struct td_fleet *f, uint64_t now_ns, struct td_pai
     *ret_when_ns = UINT64_MAX;
     for (uint32_t c = 0; next_pair(f, f->o.colocate, &c, &p, &d);) {
         if (pair_proven(f, p, d) || d->draining || (p != NULL && p->draining)) continue;
+        if (pair_stalled(p, d)) continue;
         uint64_t free_at = later(cools_until(f, p, d), d->busy_until_ns);
         if (free_at <= now_ns) {
             *ret_pair = (struct td_pair){p != NULL ? p->epoch : 0, d->epoch};
@@ -280,7 +319,7 @@ void td_fleet_proven(struct td_fleet *f, struct td_pair pair) {
 bool td_fleet_ready(const struct td_fleet *f) {
     const struct td_fleet_worker *p, *d;
     for (uint32_t c = 0; next_pair(f, f->o.colocate, &c, &p, &d);)
-        if (pair_proven(f, p, d)) return true;
+        if (pair_proven(f, p, d) && !pair_stalled(p, d)) return true;
     return false;
 }
 

@@ -11,7 +11,10 @@
  * the reason. The time doubles up to a bound with every failure after the last one has cooled, so
  * that one step that takes sixteen sequences with it counts once, and is forgotten after a success.
  * Others are chosen meanwhile; where there is no other, only a request that has just failed waits
- * for it, and the rest of the service goes on. */
+ * for it, and the rest of the service goes on.
+ *
+ * A worker whose engine hangs still beats: its loop is another thread. One that has work and whose
+ * steps do not advance for `stall_ns` is stalled, which is as good as down, until they do. */
 #ifndef TD_ROUTER_FLEET_H
 #define TD_ROUTER_FLEET_H
 
@@ -30,6 +33,7 @@ struct td_fleet_options {
     bool mixed_numerics;  /* pairs of different numerics ids are allowed */
     uint64_t cool_ns;     /* first cool-down after a failure; 0: one second */
     uint64_t cool_max_ns; /* 0: 30 seconds */
+    uint64_t stall_ns;    /* 0: no worker is ever stalled */
 };
 
 struct td_fleet_cool {
@@ -57,6 +61,8 @@ struct td_fleet_worker {
     /* judgement */
     uint64_t busy_until_ns; /* decode said BUSY */
     struct td_fleet_cool cool;
+    uint64_t moved_ns; /* its engine did a step, or had nothing to do */
+    bool stalled;
     uint64_t proven;   /* decode: bit i = pair with prefill entry i; prefill: unused */
     bool proven_alone; /* decode: it answered a probe by itself */
 };
@@ -88,7 +94,12 @@ void td_fleet_join(struct td_fleet *f, uint64_t now_ns, const struct td_msg_hell
                    uint64_t *ret_replaced);
 /* Unknown epochs are fine. */
 void td_fleet_leave(struct td_fleet *f, uint64_t epoch);
-void td_fleet_beat(struct td_fleet *f, uint64_t now_ns, const struct td_msg_heartbeat *b);
+/* True: the worker was stalled, and its engine advances again. */
+bool td_fleet_beat(struct td_fleet *f, uint64_t now_ns, const struct td_msg_heartbeat *b);
+/* A worker that is stalled from now on, or 0. */
+uint64_t td_fleet_stall(struct td_fleet *f, uint64_t now_ns);
+/* When td_fleet_stall() should be asked; UINT64_MAX: not before the next beat. */
+uint64_t td_fleet_stall_at(const struct td_fleet *f);
 void td_fleet_ledger(struct td_fleet *f, uint64_t epoch, const struct td_msg_ledger *l);
 /* A draining worker gets no new work; what it has goes on. False: no worker of that name. */
 bool td_fleet_drain(struct td_fleet *f, const char *name, bool draining);

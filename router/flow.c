@@ -182,8 +182,12 @@ static void expire(struct td_flow *f, struct clocked *c,
 }
 
 uint64_t td_flow_deadline(const struct td_flow *f) {
-    const uint64_t all[] = {f->queued.next_ns, f->admitting.next_ns, f->admitted.next_ns,
-                            f->pump_ns, f->probe.active ? UINT64_MAX : f->probe_ns};
+    const uint64_t all[] = {f->queued.next_ns,
+                            f->admitting.next_ns,
+                            f->admitted.next_ns,
+                            f->pump_ns,
+                            f->probe.active ? UINT64_MAX : f->probe_ns,
+                            td_fleet_stall_at(&f->fleet)};
     uint64_t first = UINT64_MAX;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i] < first) first = all[i];
@@ -212,6 +216,31 @@ static void worker_down(struct td_flow *f, uint64_t epoch) {
     }
 }
 
+static void say_stalled(struct td_flow *f, uint64_t epoch, bool moves) {
+    struct td_flow_action *a = td_fifo_push(&f->actions);
+    a->kind = TD_FLOW_STALLED;
+    a->epoch = epoch;
+    a->moves = moves;
+    f->pump_due = true;
+    f->probe_ns = 0;
+}
+
+/* Its links work, so the legs stay until it releases them: only what waits for it goes elsewhere. A
+ * prefill worker that has computed the prompt is not waited for. */
+static void engine_stalled(struct td_flow *f, uint64_t epoch) {
+    say_stalled(f, epoch, false);
+    for (uint32_t k = 0; k < f->capacity; k++) {
+        struct request *r = &f->table[k];
+        if (r->state == FREE || r->state == OVER) continue;
+        bool decode = r->decode != NO_LEG && r->leg[r->decode].epoch == epoch;
+        bool prefill = r->prefill != NO_LEG && r->leg[r->prefill].epoch == epoch;
+        if ((decode && r->finished == 0) || (prefill && !td_flow_shown(r)))
+            td_flow_attempt_failed(
+                f, r, TD_TIMEOUT, 0, "the %s worker's engine has not advanced for %llu ms",
+                decode ? "decode" : "prefill", (unsigned long long)(f->fleet.o.stall_ns / 1000000));
+    }
+}
+
 static void worker_up(struct td_flow *f, const struct td_msg_hello *h) {
     uint64_t replaced;
     td_fleet_join(&f->fleet, f->now_ns, h, &replaced);
@@ -226,9 +255,9 @@ static void worker_up(struct td_flow *f, const struct td_msg_hello *h) {
 /* ---- the step ---- */
 
 static void worker_message(struct td_flow *f, uint64_t epoch, const struct td_msg *m) {
-    if (m->type == TD_MSG_HEARTBEAT)
-        td_fleet_beat(&f->fleet, f->now_ns, &m->heartbeat);
-    else if (m->type == TD_MSG_LEDGER)
+    if (m->type == TD_MSG_HEARTBEAT) {
+        if (td_fleet_beat(&f->fleet, f->now_ns, &m->heartbeat)) say_stalled(f, epoch, true);
+    } else if (m->type == TD_MSG_LEDGER)
         td_fleet_ledger(&f->fleet, epoch, &m->ledger);
     else
         td_flow_message(f, epoch, m);
@@ -278,6 +307,8 @@ void td_flow_step(struct td_flow *f, const struct td_flow_event *ev) {
         expire(f, &f->queued, waited_too_long);
         expire(f, &f->admitting, not_admitted);
         expire(f, &f->admitted, keep);
+        for (uint64_t e; (e = td_fleet_stall(&f->fleet, f->now_ns)) != 0;)
+            engine_stalled(f, e);
         break;
     }
     td_flow_probe_pump(f);

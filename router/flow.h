@@ -19,6 +19,8 @@
  * and position the same tokens follow. It keeps its place in the queue by age, and workers preempt
  *     the youngest, so it is preempted only while an older one runs. Only a worker that preempts it
  *     TD_FLOW_FRUITLESS_MAX times in a row without a token ends it;
+ *   - a worker with work whose engine does not advance for fleet.stall_ns gets nothing new, and what
+ *     waits for its engine ends as if it were lost, until it advances again;
  *   - every leg (a request's part on one worker) is followed until the worker says RELEASED or is
  *     gone, whatever became of the request meanwhile.
  * A decode worker's word counts once token 0 was shown: if prefill fails then, the handoff may
@@ -108,6 +110,7 @@ enum td_flow_action_kind {
     TD_FLOW_END,        /* the answer is complete */
     TD_FLOW_FAIL,       /* it will not be completed */
     TD_FLOW_PROBED,     /* a probe ended: fail.status OK or why not; for the log */
+    TD_FLOW_STALLED,    /* the engine of worker `epoch` hangs, or, with `moves`, goes on; likewise */
 };
 
 struct td_flow_action {
@@ -117,6 +120,7 @@ struct td_flow_action {
     void *user;
     union {
         struct td_msg msg;
+        bool moves; /* STALLED */
         struct {
             uint32_t index, n;
             const struct td_token *tokens; /* of the event or the request: use at once */

@@ -56,6 +56,16 @@ static void probed(struct td_serve *s, const struct td_flow_action *a) {
     }
 }
 
+static void stalled(struct td_serve *s, uint64_t epoch, bool moves) {
+    const struct td_fleet_worker *w = td_fleet_find(td_flow_fleet(s->flow), epoch);
+    const char *name = w ? w->name : "(gone)";
+    if (moves)
+        td_info("%s: its engine advances again", name);
+    else
+        td_warn("%s: its engine has work and has not advanced for %llu ms: it gets nothing new",
+                name, (unsigned long long)s->config->engine_timeout_ms);
+}
+
 static void act(struct td_serve *s, const struct td_flow_action *a) {
     switch (a->kind) {
     case TD_FLOW_SEND:
@@ -75,6 +85,9 @@ static void act(struct td_serve *s, const struct td_flow_action *a) {
         break;
     case TD_FLOW_PROBED:
         probed(s, a);
+        break;
+    case TD_FLOW_STALLED:
+        stalled(s, a->epoch, a->moves);
         break;
     }
 }
@@ -169,7 +182,8 @@ td_status td_serve_start_flow(struct td_serve *s, struct td_error *err) {
     struct td_flow_options o = {
         .fleet = {.max_workers = TD_FLEET_WORKERS_MAX,
                   .model = s->model,
-                  .colocate = c->router_colocate},
+                  .colocate = c->router_colocate,
+                  .stall_ns = c->engine_timeout_ms * ns_per_ms},
         .max_requests = (uint32_t)c->router_max_requests,
         .lease_ns = c->lease_ms * ns_per_ms,
         .queue_ns = c->queue_timeout_ms * ns_per_ms,
@@ -198,13 +212,15 @@ const char *td_serve_not_ready(const struct td_serve *s) {
     if (s->phase == TD_SERVE_LOADING) return "the tokenizer is being loaded";
     const struct td_fleet *f = td_flow_fleet(s->flow);
     if (td_fleet_ready(f)) return NULL;
-    bool prefill = s->config->router_colocate, decode = false;
+    bool prefill = s->config->router_colocate, decode = false, stalled = false;
     for (int i = 0; i < TD_FLEET_WORKERS_MAX; i++) {
         if (!f->worker[i].epoch) continue;
+        if (f->worker[i].stalled) stalled = true;
         if (f->worker[i].role == TD_ROLE_PREFILL) prefill = true;
         if (f->worker[i].role == TD_ROLE_DECODE) decode = true;
     }
     if (!decode) return "no decode worker is connected";
     if (!prefill) return "no prefill worker is connected";
+    if (stalled) return "a worker's engine has work and does not advance";
     return s->last_probe[0] ? s->last_probe : "the probe of the workers has not ended yet";
 }

@@ -51,6 +51,7 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("router.default_max_tokens", router_default_max_tokens, U, 4096, 1, 1048576, "output limit when a request names none") \
     X("heartbeat_ms", heartbeat_ms, U, 500, 10, 60000, "between heartbeats on every control link") \
     X("peer_timeout_ms", peer_timeout_ms, U, 5000, 50, 600000, "silence after which a peer is lost") \
+    X("engine_timeout_ms", engine_timeout_ms, U, 30000, 100, 3600000, "a worker with work whose engine steps do not advance for so long is as good as down") \
     X("lease_ms", lease_ms, U, 10000, 100, 3600000, "an admission without news expires")           \
     X("transfer_timeout_ms", transfer_timeout_ms, U, 10000, 100, 3600000, "one slab's way to decode, and the manifest's answer") \
     X("queue_timeout_ms", queue_timeout_ms, U, 60000, 100, 3600000, "waiting for a pair of workers") \

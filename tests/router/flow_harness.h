@@ -68,6 +68,9 @@ static inline void say_action(const struct td_flow_action *a) {
     case TD_FLOW_PROBED:
         say("PROBED %s\n", td_status_name(a->fail.status));
         return;
+    case TD_FLOW_STALLED:
+        say("STALLED %llu %s\n", e, a->moves ? "moves" : "hangs");
+        return;
     }
 }
 

@@ -156,6 +156,9 @@ static void carry_out(struct sim *s, const struct td_flow_action *a) {
             strstr(a->fail.text, "differ") != NULL)
             sim_broken(s, "probe: %s", a->fail.text);
         return;
+    case TD_FLOW_STALLED:
+        sim_note(s, "an engine %s\n", a->moves ? "goes on" : "hangs");
+        return;
     }
 }
 
@@ -179,7 +182,8 @@ void sim_router_start(struct sim *s) {
         .fleet = {.max_workers = SIM_WORKERS_MAX,
                   .model = "sim",
                   .cool_ns = 100 * SIM_MS,
-                  .cool_max_ns = SIM_S},
+                  .cool_max_ns = SIM_S,
+                  .stall_ns = 500 * SIM_MS},
         .max_requests = 32,
         .lease_ns = 600 * SIM_MS,
         .queue_ns = 8 * SIM_S,

@@ -289,6 +289,12 @@ static void on_freeze(struct sim *s, struct sim_event *e) {
     b->a = e->a;
     b->b = w->life;
 }
+static void on_hang(struct sim *s, struct sim_event *e) {
+    struct sim_worker *w = &s->worker[e->a];
+    if (!w->alive) return;
+    w->hung_until = s->now + sim_below(s, 2500 * SIM_MS);
+    sim_note(s, "the engine of %s hangs\n", w->name);
+}
 static void on_break(struct sim *s, struct sim_event *e) {
     sim_link_break(s, &s->worker[e->a]);
 }
@@ -309,6 +315,7 @@ static void plan(struct sim *s) {
         void (*fn)(struct sim *, struct sim_event *);
     } troubles[] = {{s->o.kills, on_kill},
                     {s->o.freezes, on_freeze},
+                    {s->o.hangs, on_hang},
                     {s->o.breaks, on_break},
                     {s->o.router_restarts, on_router_restart}};
     for (uint32_t i = 0; i < s->o.clients; i++) {
@@ -362,6 +369,7 @@ static void check_end(struct sim *s, bool quiet) {
     if (!td_fleet_ready(td_flow_fleet(s->flow))) sim_broken(s, "the cluster is not ready again");
     for (uint32_t i = 0; i < TD_FLEET_WORKERS_MAX; i++) {
         const struct td_fleet_worker *w = &td_flow_fleet(s->flow)->worker[i];
+        if (w->epoch != 0 && w->stalled) sim_broken(s, "%s is counted as stalled", w->name);
         if (w->epoch != 0 && (w->legs != 0 || w->work_tokens != 0))
             sim_broken(s, "%s is counted with %u legs and %llu tokens of work", w->name, w->legs,
                        (unsigned long long)w->work_tokens);
@@ -371,8 +379,8 @@ static void check_end(struct sim *s, bool quiet) {
 }
 
 bool sim_story(struct sim *s) {
-    bool quiet = s->o.kills + s->o.freezes + s->o.breaks + s->o.router_restarts + s->o.data_lost +
-                     s->o.put_fails + s->o.corrupt + s->o.forged ==
+    bool quiet = s->o.kills + s->o.freezes + s->o.hangs + s->o.breaks + s->o.router_restarts +
+                     s->o.data_lost + s->o.put_fails + s->o.corrupt + s->o.forged ==
                  0;
     plan(s);
     for (uint32_t i = 0; quiet && i < s->o.clients; i++)

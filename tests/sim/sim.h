@@ -38,7 +38,7 @@ struct sim;
 struct sim_options {
     uint64_t seed;
     uint32_t prefills, decodes, clients;
-    uint32_t kills, freezes, breaks, router_restarts; /* over the busy time */
+    uint32_t kills, freezes, hangs, breaks, router_restarts; /* over the busy time */
     /* chances in 1/1000 */
     uint32_t doubled;   /* a message comes twice, the second time late */
     uint32_t data_lost; /* a data-plane message is lost */
@@ -88,6 +88,7 @@ struct sim_worker {
     bool alive;
     uint32_t life; /* counts starts: an event for an earlier life is dropped */
     uint64_t epoch, frozen_until;
+    uint64_t hung_until; /* no step of its engine ends before */
     struct td_prefill *p;
     struct td_decode *d;
     uint64_t timer_at; /* armed; UINT64_MAX: not */

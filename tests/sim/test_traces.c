@@ -79,8 +79,8 @@ static void test_nothing_goes_wrong(void **state) {
                                      "decode@0 -> router ADMIT_REPLY 1.1 OK\n"
                                      "router -> prefill@0 PREFILL 1.1\n"
                                      "prefill@0 -> router TOKENS 1.1 #0\n"
-                                     "prefill@0 -> router RELEASED 1.1\n"
                                      "decode@0 -> router TOKENS 1.1 #1\n"
+                                     "prefill@0 -> router RELEASED 1.1\n"
                                      "decode@0 -> router TOKENS 1.1 #2\n"
                                      "decode@0 -> router FINISHED 1.1\n"
                                      "request 1 ends with 3 tokens\n"
@@ -173,6 +173,66 @@ static void test_frozen_prefill_and_its_landing_slabs(void **state) {
     sim_finish(&world);
 }
 
+/* Its loop still beats and its link still works, so only the steps that do not come betray it. */
+static void test_hung_decode_engine(void **state) {
+    (void)state;
+    begin(1, 2);
+    world.client[0].s.whole = true; /* nothing is shown before the end: it moves on */
+    submit(700, 400);
+    run_ms(100);
+    bool first = said("router -> decode@0 ADMIT 1.1\n");
+    struct sim_worker *hung = worker(first ? "decode@0" : "decode@1");
+    hung->hung_until = world.now + 3 * SIM_S;
+    run_ms(450);
+    assert_false(said("an engine hangs\n")); /* a long step is no hang yet */
+    run_ms(300);
+    assert_true(said("an engine hangs\n"));
+    assert_true(td_fleet_find(td_flow_fleet(world.flow), hung->epoch)->stalled);
+    assert_true(said(first ? "router -> decode@1 ADMIT 1.2\n" : "router -> decode@0 ADMIT 1.2\n"));
+    run_ms(1900);
+    assert_true(said("request 1 ends with 400 tokens\n"));
+    assert_false(said("an engine goes on\n"));
+    run_ms(1000);
+    assert_true(said("an engine goes on\n"));
+    assert_false(td_fleet_find(td_flow_fleet(world.flow), hung->epoch)->stalled);
+    assert_baseline();
+    sim_finish(&world);
+}
+
+static void test_hung_prefill_engine(void **state) {
+    (void)state;
+    begin(2, 1);
+    submit(2000, 5);
+    run_ms(10);
+    bool first = said("prefill@0 PREFILL 1.1");
+    worker(first ? "prefill@0" : "prefill@1")->hung_until = world.now + 3 * SIM_S;
+    run_ms(1500);
+    assert_true(
+        said(first ? "router -> prefill@1 PREFILL 1.2\n" : "router -> prefill@0 PREFILL 1.2\n"));
+    assert_true(said("request 1 ends with 5 tokens\n"));
+    run_ms(2000);
+    assert_baseline();
+    sim_finish(&world);
+}
+
+/* Where there is no other, what was shown ends at once, and in an error. */
+static void test_hung_engine_of_the_only_decode_worker(void **state) {
+    (void)state;
+    begin(1, 1);
+    submit(600, 400);
+    run_ms(150);
+    assert_in_range(world.client[0].delivered, 2, 399);
+    worker("decode@0")->hung_until = world.now + 3 * SIM_S;
+    run_ms(800);
+    assert_int_equal(world.client[0].state, SIM_FAILED);
+    assert_int_equal(world.client[0].status, TD_TIMEOUT);
+    assert_false(td_fleet_ready(td_flow_fleet(world.flow)));
+    run_ms(2500);
+    assert_true(td_fleet_ready(td_flow_fleet(world.flow)));
+    assert_baseline();
+    sim_finish(&world);
+}
+
 /* Its peer's greetings go unheard for longer than the first few last, and nobody asks for it. */
 static void test_frozen_decode_and_its_landing_slabs(void **state) {
     (void)state;
@@ -227,6 +287,9 @@ int main(void) {
         cmocka_unit_test(test_decode_dies_in_the_middle),
         cmocka_unit_test(test_client_leaves_during_prefill),
         cmocka_unit_test(test_frozen_prefill_and_its_landing_slabs),
+        cmocka_unit_test(test_hung_decode_engine),
+        cmocka_unit_test(test_hung_prefill_engine),
+        cmocka_unit_test(test_hung_engine_of_the_only_decode_worker),
         cmocka_unit_test(test_frozen_decode_and_its_landing_slabs),
         cmocka_unit_test(test_lost_verdict),
         cmocka_unit_test(test_lost_manifest),

@@ -4,7 +4,14 @@
 
 #include "tests/sim/sim.h"
 
-enum { CHUNK = 512, MAX_CONTEXT = 4096, MAX_WAITING = 16, DECODE_TOKENS = 320, LANDING = 3 };
+enum {
+    CHUNK = 512,
+    MAX_CONTEXT = 4096,
+    MAX_WAITING = 16,
+    DECODE_TOKENS = 320,
+    LANDING = 3,
+    BEAT_MS = 100
+};
 
 static uint64_t slab_bytes(const struct sim *s) {
     return td_kv_slot_block_bytes_max(&s->layout) + td_kv_page_block_bytes_max(&s->layout);
@@ -44,6 +51,23 @@ static void arm(struct sim *s, struct sim_worker *w, uint64_t deadline) {
     sim_at(s, w->timer_at, (int)w->index, on_timer)->a = w->timer_at;
 }
 
+static uint64_t step_end(const struct sim *s, const struct sim_worker *w, uint64_t took) {
+    return s->now + took > w->hung_until ? s->now + took : w->hung_until;
+}
+
+/* ---- beats ---- */
+
+static void on_beat(struct sim *s, struct sim_event *e) {
+    struct sim_worker *w = &s->worker[e->worker];
+    struct td_msg m = {.type = TD_MSG_HEARTBEAT, .heartbeat = {.epoch = w->epoch}};
+    if (w->role == TD_ROLE_PREFILL)
+        td_prefill_load(w->p, &m.heartbeat);
+    else
+        td_decode_load(w->d, &m.heartbeat);
+    sim_to_router(s, w, &m);
+    sim_at(s, s->now + BEAT_MS * SIM_MS, e->worker, on_beat);
+}
+
 /* ---- prefill ---- */
 
 struct prefill_job {
@@ -80,7 +104,7 @@ static void prefill_compute(struct sim *s, struct sim_worker *w,
     j->a = *a;
     memcpy(j->ids, a->step.run.ids, a->step.run.n * sizeof j->ids[0]);
     uint64_t took = 300 * SIM_US + a->step.run.n * 20 * SIM_US + sim_below(s, 3 * SIM_MS);
-    sim_at(s, s->now + took, (int)w->index, on_prefill_computed)->data = j;
+    sim_at(s, step_end(s, w, took), (int)w->index, on_prefill_computed)->data = j;
 }
 
 static void on_packed(struct sim *s, struct sim_event *e) {
@@ -207,7 +231,7 @@ static void decode_compute(struct sim *s, struct sim_worker *w, const struct td_
         tokens += j->runs[k].n;
     if (tokens > DECODE_TOKENS) sim_broken(s, "%s: %u tokens in one step", w->name, tokens);
     uint64_t took = SIM_MS + tokens * 20 * SIM_US + sim_below(s, 2 * SIM_MS);
-    sim_at(s, s->now + took, (int)w->index, on_decode_computed)->data = j;
+    sim_at(s, step_end(s, w, took), (int)w->index, on_decode_computed)->data = j;
 }
 
 static void on_unpacked(struct sim *s, struct sim_event *e) {
@@ -320,7 +344,7 @@ void sim_worker_start(struct sim *s, struct sim_worker *w) {
     w->alive = true;
     w->life++;
     w->epoch = ++s->next_epoch * 0x10001;
-    w->frozen_until = 0;
+    w->frozen_until = w->hung_until = 0;
     w->timer_at = UINT64_MAX;
     w->my_link = 0;
     w->stepping = false;
@@ -331,6 +355,7 @@ void sim_worker_start(struct sim *s, struct sim_worker *w) {
     memset(w->slab, 0, sizeof w->slab);
     make_machine(s, w);
     sim_dial(s, w, sim_below(s, 50 * SIM_MS));
+    sim_at(s, s->now + BEAT_MS * SIM_MS, (int)w->index, on_beat);
 }
 
 void sim_worker_kill(struct sim *s, struct sim_worker *w) {
