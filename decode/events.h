@@ -36,6 +36,8 @@ struct td_decode_event {
             td_status status;              /* not OK: the whole step failed, */
             const char *text;              /* and why; may be NULL */
             const struct td_token *tokens; /* [n_samples of the STEP] */
+            /* [n_samples], meaningful where the sampling wants them; NULL: none does */
+            const struct td_selection *selections;
             /* [n_samples] OK, or why this sequence alone has no token; NULL: all have */
             const struct td_error *failed;
         } step;

@@ -123,13 +123,15 @@ void td_decode_run(struct td_decode *d) {
 
 /* ---- results ---- */
 
-static void sampled(struct td_decode *d, struct seq *s, const struct td_token *token) {
+static void sampled(struct td_decode *d, struct seq *s, const struct td_token *token,
+                    const struct td_selection *selection) {
     struct td_msg_tokens *m = &td_decode_say(d, TD_MSG_TOKENS)->tokens;
     m->key = s->key;
     m->choice = s->choice;
     m->index = s->produced;
     m->n = 1;
     m->tokens = token;
+    m->selections = s->sampling.selections ? selection : NULL;
     td_seq_token(d, s, token->id);
 }
 
@@ -165,6 +167,7 @@ void td_decode_step_done(struct td_decode *d, const struct td_decode_event *ev) 
         if (failed != NULL && failed->status != TD_OK)
             td_seq_fail(d, s, failed->status, failed->text);
         else
-            sampled(d, s, &ev->step.tokens[k]);
+            sampled(d, s, &ev->step.tokens[k],
+                    ev->step.selections != NULL ? &ev->step.selections[k] : NULL);
     }
 }

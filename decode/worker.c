@@ -22,7 +22,7 @@ static void run_step(void *user) {
     struct td_decode_worker *w = user;
     struct td_decode_job *j = &w->job;
     j->status = td_worker_engine_step(&w->engine, j->runs, j->n_runs, j->samples, j->n_samples,
-                                      j->tokens[j->set], j->failed, &j->err);
+                                      j->tokens[j->set], &j->selections, j->failed, &j->err);
 }
 
 static void step_done(void *user) {
@@ -37,6 +37,7 @@ static void step_done(void *user) {
         .step = {.status = j->status,
                  .text = j->err.text,
                  .tokens = j->tokens[j->set],
+                 .selections = j->selections,
                  .failed = j->failed},
     };
     td_decode_feed(w, &ev);

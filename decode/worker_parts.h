@@ -29,9 +29,10 @@ struct td_decode_watch {
 struct td_decode_job {
     const struct td_run *runs;
     uint32_t n_runs, n_samples, set;
-    struct td_worker_sample *samples; /* [slots] */
-    struct td_token *tokens[2];       /* [slots] */
-    struct td_error *failed;          /* [slots] */
+    struct td_worker_sample *samples;      /* [slots] */
+    struct td_token *tokens[2];            /* [slots] */
+    const struct td_selection *selections; /* [n_samples] or NULL; the engine's */
+    struct td_error *failed;               /* [slots] */
     td_status status;
     struct td_error err;
 };

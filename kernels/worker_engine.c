@@ -56,6 +56,10 @@ td_status td_worker_engine_open(struct td_worker_engine *w, struct td_config *c,
         st = td_fail(err, TD_NO_MEMORY, "no memory for sampling");
         goto close;
     }
+    uint32_t samples = w->options.slots > TD_CHOICES_MAX ? w->options.slots : TD_CHOICES_MAX;
+    TD_TRY_GOTO(td_selections_init(&w->selections, w->layout, w->options.index_topk,
+                                   w->options.max_runs, samples, err),
+                close);
     name_model(w, c);
     show_effective(w, c);
     return TD_OK;
@@ -65,6 +69,7 @@ close:
 }
 
 void td_worker_engine_close(struct td_worker_engine *w) {
+    td_selections_finish(&w->selections);
     free(w->sample_work);
     td_engine_destroy(w->engine);
     td_model_close(w->model);
@@ -99,9 +104,16 @@ static td_status sample(struct td_worker_engine *w, const float *logits,
 td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run *runs,
                                 uint32_t n_runs, const struct td_worker_sample *samples,
                                 uint32_t n_samples, struct td_token *tokens,
-                                struct td_error *failed, struct td_error *err) {
+                                const struct td_selection **ret_selections, struct td_error *failed,
+                                struct td_error *err) {
     const float *logits = NULL;
-    TD_TRY(td_engine_step(w->engine, runs, n_runs, &logits, NULL, err));
+    struct td_capture *capture = NULL;
+    for (uint32_t i = 0; ret_selections && !capture && i < n_samples; i++)
+        if (samples[i].sampling->selections) capture = td_selections_begin(&w->selections);
+    TD_TRY(td_engine_step(w->engine, runs, n_runs, &logits, capture, err));
+    for (uint32_t i = 0; capture && i < n_samples; i++)
+        if (samples[i].sampling->selections) td_selections_add(&w->selections, i, samples[i].row);
+    if (ret_selections) *ret_selections = capture ? td_selections_of(&w->selections) : NULL;
     for (uint32_t i = 0; i < n_samples; i++)
         failed[i].status = sample(w, logits + (size_t)samples[i].row * w->model->config.vocab,
                                   &samples[i], &tokens[i], &failed[i]);
@@ -123,8 +135,10 @@ void td_worker_engine_memory_text(const struct td_worker_engine *w, size_t slabs
         {"index workspace", m.index_workspace},
         {"scratch", m.scratch},
         {"sampling", sampling},
+        {"selections", w->selections.bytes},
         {"slabs", slabs},
-        {"total", m.weights + m.pool + m.slots + m.index_workspace + m.scratch + sampling + slabs},
+        {"total", m.weights + m.pool + m.slots + m.index_workspace + m.scratch + sampling +
+                      w->selections.bytes + slabs},
     };
     size_t used = 0;
     buf[0] = 0;

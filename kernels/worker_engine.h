@@ -4,7 +4,7 @@
 #define TD_KERNELS_WORKER_ENGINE_H
 
 #include "common/base/sampling.h"
-#include "kernels/engine.h"
+#include "kernels/selections.h"
 
 struct td_worker_engine {
     struct td_model *model;
@@ -15,6 +15,7 @@ struct td_worker_engine {
     uint64_t numerics_id;
     char model_name[TD_CONFIG_STRING_MAX];
     void *sample_work;
+    struct td_selections selections;
 };
 
 /* Writes what was resolved (every "auto" and 0) back into *c, so that what is shown is what runs.
@@ -33,13 +34,17 @@ struct td_worker_sample {
     uint32_t row;      /* whose logits: number of the run among those that want them */
 };
 
-/* A step and its samplings; tokens [n_samples]. Meant for the jobs thread: it takes as long as the
- * step takes and touches nothing but the engine, `tokens` and `failed`. failed[i].status is TD_OK,
+/* A step and its samplings; tokens [n_samples], of which there are at most as many as slots or as
+ * choices of one prompt. Meant for the jobs thread: it takes as long as the step takes and touches
+ * nothing but the engine, `tokens`, `failed` and *ret_selections. failed[i].status is TD_OK,
  * or sample i has no token and the sentence says why (a NaN among its logits): nothing of the
- * others. What is returned is about the step as a whole. */
+ * others. *ret_selections (the pointer may be NULL) is NULL when no sampling wants them, else
+ * [n_samples], meaningful for those that do, valid until the step after the next. What is returned
+ * is about the step as a whole. */
 TD_MUST_USE td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run *runs,
                                             uint32_t n_runs, const struct td_worker_sample *samples,
                                             uint32_t n_samples, struct td_token *tokens,
+                                            const struct td_selection **ret_selections,
                                             struct td_error *failed, struct td_error *err);
 
 /* The memory plan as lines "what   bytes" with a total, into `buf` [cap]; `slabs` bytes of slabs

@@ -33,6 +33,7 @@ struct td_prefill_event {
             td_status status;              /* not OK: the engine refused or failed this step, */
             const char *text;              /* and why; may be NULL */
             const struct td_token *tokens; /* [n_samples of the STEP] */
+            const struct td_selection *selections; /* [n_samples], or NULL: nobody wants them */
         } step;
         struct {
             uint32_t send_slab;

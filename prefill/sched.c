@@ -319,13 +319,14 @@ static void run(struct td_prefill *p) {
 
 /* Token 0 of a choice; whether it is its last. */
 static bool say_first(struct td_prefill *p, const struct task *t, uint32_t choice,
-                      const struct td_token *first) {
+                      const struct td_token *first, const struct td_selection *selection) {
     bool stop = first->id == p->o.eos && !t->sampling[choice].ignore_eos;
     struct td_msg_tokens *m = &say(p, TD_MSG_TOKENS)->tokens;
     m->key = t->key;
     m->choice = choice;
     m->n = 1;
     m->tokens = first;
+    m->selections = t->sampling[choice].selections ? selection : NULL;
     if (!stop && t->max_new > 1) return false;
     struct td_msg_finished *f = &say(p, TD_MSG_FINISHED)->finished;
     f->key = t->key;
@@ -335,13 +336,14 @@ static bool say_first(struct td_prefill *p, const struct task *t, uint32_t choic
     return true;
 }
 
-static void computed(struct td_prefill *p, struct task *t, const struct td_token *first) {
+static void computed(struct td_prefill *p, struct task *t, const struct td_token *first,
+                     const struct td_selection *selections) {
     uint32_t i = number(p, t), ended = 0;
     t->computed_ns = p->now_ns;
     p->computing = NULL;
     t->state = SENDING;
     for (uint32_t c = 0; c < t->n; c++)
-        ended += say_first(p, t, c, &first[c]);
+        ended += say_first(p, t, c, &first[c], selections != NULL ? &selections[c] : NULL);
     if (ended < t->n) {
         td_sender_complete(&p->sender, i, first);
         return;
@@ -366,7 +368,7 @@ static void step_done(struct td_prefill *p, const struct td_prefill_event *ev) {
     }
     t->computed += p->step_tokens;
     if (t->computed == t->n_prompt)
-        computed(p, t, ev->step.tokens);
+        computed(p, t, ev->step.tokens, ev->step.selections);
     else
         td_sender_ready(&p->sender, number(p, t), t->computed);
 }

@@ -23,7 +23,7 @@ static void run_step(void *user) {
     struct td_prefill_worker *w = user;
     struct td_prefill_job *j = &w->job;
     j->status = td_worker_engine_step(&w->engine, &j->run, 1, j->sample, j->n_samples, j->token,
-                                      j->failed, &j->err);
+                                      &j->selections, j->failed, &j->err);
     /* Logits that one choice cannot be drawn from are no good for the others either. */
     for (uint32_t i = 0; j->status == TD_OK && i < j->n_samples; i++) {
         j->status = j->failed[i].status;
@@ -39,7 +39,10 @@ static void step_done(void *user) {
     w->stepping = false;
     if (st != TD_OK) td_warn("a step failed: %s", w->job.err.text);
     struct td_prefill_event ev = {.kind = TD_PREFILL_STEP_DONE,
-                                  .step = {.status = st, .text = w->job.err.text, .tokens = token}};
+                                  .step = {.status = st,
+                                           .text = w->job.err.text,
+                                           .tokens = token,
+                                           .selections = w->job.selections}};
     td_prefill_feed(w, &ev);
 }
 

@@ -32,6 +32,7 @@ struct td_prefill_job {
     uint32_t n_samples;
     struct td_worker_sample sample[TD_CHOICES_MAX];
     struct td_token token[TD_CHOICES_MAX];
+    const struct td_selection *selections; /* [n_samples] or NULL; the engine's */
     td_status status;
     struct td_error failed[TD_CHOICES_MAX], err; /* the samplings, the step */
 };

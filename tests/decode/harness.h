@@ -63,7 +63,9 @@ static void say_message(const struct td_msg *m) {
         if (m->admit_reply.status == TD_OK) ticket = m->admit_reply.ticket;
         return;
     case TD_MSG_TOKENS:
-        say("TOKENS %u%s #%u\n", r, which(m->tokens.choice), m->tokens.index);
+        say("TOKENS %u%s #%u", r, which(m->tokens.choice), m->tokens.index);
+        if (m->tokens.selections != NULL) say(" selection %u", m->tokens.selections->n_entries);
+        say("\n");
         return;
     case TD_MSG_FINISHED:
         say("FINISHED %u%s %s %u\n", r, which(m->finished.choice),

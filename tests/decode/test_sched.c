@@ -46,6 +46,30 @@ static void test_self_prefill_beside_running_ones(void **state) {
                                      "STEP 15+1 701+1 10+1\n");
 }
 
+/* With each token of who asked goes its own selection, and none with the others'. */
+static void test_selections(void **state) {
+    (void)state;
+    struct td_msg m = {.type = TD_MSG_ADMIT,
+                       .admit = {.key = {2, 1},
+                                 .n_prompt = 20,
+                                 .max_new = 5,
+                                 .n = 2,
+                                 .ids = ids,
+                                 .sampling = {.selections = true}}};
+    admit_ids(1, 10, 5);
+    from_router(m);
+    assert_string_equal(computed(8), "TOKENS 1 #0\nSTEP 10+1 0+20x2\n");
+    struct td_token t[3] = {{.id = 8}, {.id = 8}, {.id = 8}};
+    const struct td_selection s[3] = {{.n_entries = 7}, {.n_entries = 8}, {.n_entries = 9}};
+    const struct td_decode_event ev = {.kind = TD_DECODE_STEP_DONE,
+                                       .step = {.tokens = t, .selections = s}};
+    assert_string_equal(step(ev), "COPY slot 1 to 2, page 1 to 2\nTOKENS 1 #1\n"
+                                  "TOKENS 2 #0 selection 8\nTOKENS 2/1 #0 selection 9\n"
+                                  "STEP 11+1 20+1 20+1\n");
+    assert_string_equal(step(ev), "TOKENS 1 #2\nTOKENS 2 #1 selection 8\n"
+                                  "TOKENS 2/1 #1 selection 9\nSTEP 12+1 21+1 21+1\n");
+}
+
 static void test_admission_limits(void **state) {
     (void)state;
     assert_string_equal(admit(1, 2000, 49), "ADMITTED 1 TOO_LONG\n");
@@ -190,6 +214,7 @@ int main(void) {
         T(test_first_steps_after_a_handoff),
         T(test_end_of_text),
         T(test_self_prefill_beside_running_ones),
+        T(test_selections),
         T(test_admission_limits),
         T(test_lease),
         T(test_cancel_waits_for_the_step),

@@ -44,7 +44,9 @@ static void say_message(const char *to, const struct td_msg *m) {
     unsigned r = (unsigned)m->cancel.key.request;
     switch (m->type) {
     case TD_MSG_TOKENS:
-        say("%sTOKENS %u%s #%u\n", to, r, which(m->tokens.choice), m->tokens.index);
+        say("%sTOKENS %u%s #%u", to, r, which(m->tokens.choice), m->tokens.index);
+        if (m->tokens.selections != NULL) say(" selection %u", m->tokens.selections->n_entries);
+        say("\n");
         return;
     case TD_MSG_FINISHED:
         say("%sFINISHED %u%s %u\n", to, r, which(m->finished.choice), m->finished.n_tokens);

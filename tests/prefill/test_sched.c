@@ -108,6 +108,28 @@ static void test_router_down(void **state) {
     assert_int_equal(ids_back, 2);
 }
 
+/* With token 0 of each choice goes what was selected at the prompt's last token, if asked for. */
+static void test_selections(void **state) {
+    (void)state;
+    struct td_msg m = {.type = TD_MSG_PREFILL,
+                       .prefill = {.key = {1, 1},
+                                   .n_prompt = 600,
+                                   .max_new = 5,
+                                   .n = 2,
+                                   .ids = ids,
+                                   .decode_epoch = DECODE}};
+    struct td_token t[2] = {{.id = 8}, {.id = 9}};
+    const struct td_selection s[2] = {{.n_entries = 7}, {.n_entries = 8}};
+    const struct td_prefill_event ev = {.kind = TD_PREFILL_STEP_DONE,
+                                        .step = {.tokens = t, .selections = s}};
+    step((struct td_prefill_event){.kind = TD_PREFILL_MESSAGE, .msg = &m});
+    assert_string_equal(step(ev), "TOKENS 1 #0\nTOKENS 1/1 #0\n");
+    m.prefill.key.request = 2;
+    m.prefill.sampling.selections = true;
+    step((struct td_prefill_event){.kind = TD_PREFILL_MESSAGE, .msg = &m});
+    assert_string_equal(step(ev), "TOKENS 2 #0 selection 7\nTOKENS 2/1 #0 selection 8\n");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         T(test_chunks_end_on_pages),
@@ -117,6 +139,7 @@ int main(void) {
         T(test_refusals),
         T(test_first_token_ends_it),
         T(test_choices),
+        T(test_selections),
         T(test_cancel_waits_for_the_step),
         T(test_engine_failure),
         T(test_router_down),

@@ -134,7 +134,7 @@ static void compute(struct forger *f) {
         uint32_t n = f->n_prompt - pos < TD_KV_PAGE_TOKENS ? f->n_prompt - pos : TD_KV_PAGE_TOKENS;
         struct td_run run = {.slot = 0, .pos = pos, .n = n, .ids = f->ids + pos, .pages = pages};
         run.want_logits = pos + n == f->n_prompt;
-        need(td_worker_engine_step(&f->engine, &run, 1, &sample, run.want_logits, &f->first,
+        need(td_worker_engine_step(&f->engine, &run, 1, &sample, run.want_logits, &f->first, NULL,
                                    &unsampled, &err),
              &err);
         if (unsampled.status != TD_OK) need(unsampled.status, &unsampled);
