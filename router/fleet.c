@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/kv/layout.h"
+
 #define SECOND_NS 1000000000ull
 enum { COOL_MAX_S = 30 };
 
@@ -262,14 +264,36 @@ uint32_t td_fleet_limit(const struct td_fleet *f, bool colocate) {
     return limit;
 }
 
-td_status td_fleet_choose(const struct td_fleet *f, uint64_t now_ns, uint32_t tokens, bool colocate,
-                          bool patient, struct td_pair *ret_pair, uint64_t *ret_when_ns) {
+/* Choices a pair can hold, up to `most`. As decode admits them (decode/sched.h). */
+static uint32_t held(const struct td_fleet_worker *p, const struct td_fleet_worker *d,
+                     struct td_fleet_need need, uint32_t most) {
+    uint32_t n = most, shared = need.n_prompt / TD_KV_PAGE_TOKENS;
+    if (pair_limit(p, d) < (uint64_t)need.n_prompt + need.max_new) return 0;
+    if (n > d->slots) n = d->slots;
+    if (n > 1 && shared + n > d->pages) n = d->pages > shared ? d->pages - shared : 1;
+    return n > 0 ? n : 1;
+}
+
+uint32_t td_fleet_choices(const struct td_fleet *f, struct td_fleet_need need, bool colocate) {
+    const struct td_fleet_worker *p, *d;
+    uint32_t most = 0;
+    for (uint32_t c = 0; next_pair(f, colocate, &c, &p, &d);) {
+        uint32_t n = held(p, d, need, TD_CHOICES_MAX);
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+td_status td_fleet_choose(const struct td_fleet *f, uint64_t now_ns, struct td_fleet_need need,
+                          bool colocate, bool patient, struct td_pair *ret_pair,
+                          uint64_t *ret_when_ns) {
     const struct td_fleet_worker *p, *d;
     uint64_t best = UINT64_MAX, when = UINT64_MAX, coolest = UINT64_MAX;
     bool any = false, sound = false;
     struct td_pair cooling = {0};
     for (uint32_t c = 0; next_pair(f, colocate, &c, &p, &d);) {
-        if (!pair_proven(f, p, d) || pair_limit(p, d) < tokens || pair_stalled(p, d)) continue;
+        uint32_t n = need.choices > 1 ? need.choices : 1;
+        if (!pair_proven(f, p, d) || held(p, d, need, n) < n || pair_stalled(p, d)) continue;
         any = true;
         if (d->draining || (p != NULL && p->draining)) continue;
         struct td_pair pair = {p != NULL ? p->epoch : 0, d->epoch};

@@ -111,13 +111,21 @@ const struct td_fleet_worker *td_fleet_find(const struct td_fleet *f, uint64_t e
 
 /* Most tokens, prompt and output together, that any pair now connected can hold; 0: no pair. */
 uint32_t td_fleet_limit(const struct td_fleet *f, bool colocate);
-/* The proven pair with the least outstanding work that can hold `tokens`. UNREACHABLE: there is no
+/* What a request asks for. */
+struct td_fleet_need {
+    uint32_t n_prompt, max_new; /* tokens */
+    uint32_t choices;           /* sequences of that prompt; 0 reads as 1 */
+};
+/* Most choices that any pair now connected can hold at a time, at most TD_CHOICES_MAX: a slot for
+ * each, the prompt's full pages once and one more page for each. 0: not even one. */
+uint32_t td_fleet_choices(const struct td_fleet *f, struct td_fleet_need need, bool colocate);
+/* The proven pair with the least outstanding work that can hold the need. UNREACHABLE: there is no
  * proven pair; BUSY: there is, but all are draining, cooling down or full until *ret_when_ns. A
  * pair that cools is taken only when all cool, and not for who is `patient`: for a request that has
  * just failed. */
-TD_MUST_USE td_status td_fleet_choose(const struct td_fleet *f, uint64_t now_ns, uint32_t tokens,
-                                      bool colocate, bool patient, struct td_pair *ret_pair,
-                                      uint64_t *ret_when_ns);
+TD_MUST_USE td_status td_fleet_choose(const struct td_fleet *f, uint64_t now_ns,
+                                      struct td_fleet_need need, bool colocate, bool patient,
+                                      struct td_pair *ret_pair, uint64_t *ret_when_ns);
 /* A pair that should be probed now: compatible, not proven, not cooling. False: none; then
  * *ret_when_ns is when one stops cooling, or UINT64_MAX. */
 bool td_fleet_probe_due(const struct td_fleet *f, uint64_t now_ns, struct td_pair *ret_pair,

@@ -10,8 +10,6 @@
 #include "common/kv/checksum.h"
 #include "router/flow_parts.h"
 
-enum { WORK_NEW_MAX = 4096 }; /* output tokens counted as work: most answers end long before */
-
 td_status td_flow_create(const struct td_flow_options *o, struct td_flow **ret,
                          struct td_error *err) {
     assert(o->max_requests >= 1 && o->probe_new <= TD_FLOW_PROBE_TOKENS_MAX);
@@ -46,18 +44,22 @@ void td_flow_start(struct td_flow *f, struct request *r, struct td_pair pair) {
     assert(td_fleet_find(&f->fleet, pair.decode) != NULL);
     r->attempt++;
     r->pair = pair;
+    if (!r->has_prompt) memcpy(r->s.ids, r->prompt, r->s.n_prompt * sizeof *r->s.ids);
+    r->has_prompt = true;
     if (td_flow_shown(r)) {
         r->base = r->delivered;
         r->fruitless = 0;
         r->prompt_hash = td_prompt_hash(r->s.ids, td_flow_n_prompt(r));
     }
-    uint32_t n = td_flow_n_prompt(r), max_new = td_flow_max_new(r);
-    uint64_t work = max_new < WORK_NEW_MAX ? max_new : WORK_NEW_MAX;
-    r->decode = td_flow_leg_open(f, r, pair.decode, work + (pair.prefill == 0 ? n : 0));
+    uint32_t n = td_flow_n_prompt(r), alone = pair.prefill == 0 ? n : 0;
+    uint64_t work = (uint64_t)td_flow_work(r) * r->together + alone;
+    r->decode = td_flow_leg_open(f, r, pair.decode, work);
+    td_flow_leg(r, r->decode)->prompt = alone;
     struct td_msg_admit *m = &td_flow_send(f, pair.decode, TD_MSG_ADMIT)->admit;
     m->key = (struct td_key){r->s.request, r->attempt};
     m->n_prompt = n;
-    m->max_new = max_new;
+    m->max_new = td_flow_max_new(r);
+    m->n = r->together;
     m->sampling = r->s.sampling;
     m->prompt_hash = r->prompt_hash;
     m->ids = pair.prefill == 0 ? r->s.ids : NULL;
@@ -89,16 +91,15 @@ static void pump(struct td_flow *f) {
         struct td_pair pair;
         uint64_t when;
         if (!td_flow_leg_room(r) || too_long(f, r, colocate)) continue;
-        uint32_t tokens = r->s.n_prompt + r->s.max_new;
+        const struct td_fleet_need need = {r->s.n_prompt, r->s.max_new, r->together};
         bool patient = r->failures > 0;
-        td_status s =
-            td_fleet_choose(&f->fleet, f->now_ns, tokens, colocate, patient, &pair, &when);
+        td_status s = td_fleet_choose(&f->fleet, f->now_ns, need, colocate, patient, &pair, &when);
         if (s == TD_OK) {
             td_flow_start(f, r, pair);
         } else if (s == TD_BUSY) {
             uint64_t unused;
             if (when < f->pump_ns) f->pump_ns = when;
-            if (!patient || td_fleet_choose(&f->fleet, f->now_ns, tokens, colocate, false, &pair,
+            if (!patient || td_fleet_choose(&f->fleet, f->now_ns, need, colocate, false, &pair,
                                             &unused) != TD_OK)
                 return;
         }
@@ -106,22 +107,27 @@ static void pump(struct td_flow *f) {
 }
 
 static void refuse(struct td_flow *f, const struct td_flow_submit *s, const char *text) {
-    struct td_flow_action *a = td_fifo_push(&f->actions);
-    a->kind = TD_FLOW_FAIL;
-    a->request = s->request;
-    a->user = s->user;
-    a->fail.status = TD_BUSY;
-    a->fail.retry_ms = td_flow_retry_ms(f);
-    a->fail.times = (struct td_flow_times){.submitted = f->now_ns, .ended = f->now_ns};
-    snprintf(a->fail.text, sizeof a->fail.text, "%s", text);
-    f->counts.failed++;
+    for (uint32_t c = 0; c == 0 || c < s->n; c++) {
+        struct td_flow_action *a = td_fifo_push(&f->actions);
+        a->kind = TD_FLOW_FAIL;
+        a->request = s->request;
+        a->choice = c;
+        a->user = s->user;
+        a->fail.status = TD_BUSY;
+        a->fail.retry_ms = td_flow_retry_ms(f);
+        a->fail.times = (struct td_flow_times){.submitted = f->now_ns, .ended = f->now_ns};
+        snprintf(a->fail.text, sizeof a->fail.text, "%s", text);
+        f->counts.failed++;
+    }
 }
 
 static void submit(struct td_flow *f, const struct td_flow_submit *s) {
     assert(s->request != 0 && (s->request & TD_FLOW_PROBE_BIT) == 0);
-    assert(s->n_prompt >= 1 && s->max_new >= 1 && td_flow_find(f, s->request) == NULL);
-    f->counts.submitted++;
-    if (f->counts.live >= f->o.max_requests) {
+    assert(s->n_prompt >= 1 && s->max_new >= 1 && s->n <= TD_CHOICES_MAX);
+    assert(td_flow_find(f, s->request) == NULL);
+    f->counts.submitted += s->n > 1 ? s->n : 1;
+    uint32_t n = s->n > 1 ? s->n : 1;
+    if (f->counts.live + n > f->o.max_requests) {
         refuse(f, s, "as many requests are in flight as router.max_requests allows");
         return;
     }
@@ -134,7 +140,7 @@ static void submit(struct td_flow *f, const struct td_flow_submit *s) {
         refuse(f, s, "too many ended requests still wait for their workers");
         return;
     }
-    f->counts.live++;
+    f->counts.live += n;
     r->prompt_hash = td_prompt_hash(s->ids, s->n_prompt);
     r->queue_deadline_ns = f->now_ns + f->o.queue_ns;
     td_flow_to(f, r, QUEUED, r->queue_deadline_ns);
@@ -163,8 +169,10 @@ static void keep(struct td_flow *f, struct request *r) {
         td_flow_to(f, r, ADMITTED, UINT64_MAX);
         return;
     }
-    td_flow_send(f, r->pair.decode, TD_MSG_KEEP)->keep.key =
-        (struct td_key){r->s.request, r->attempt};
+    struct leg *l = td_flow_leg(r, r->decode);
+    if (l->kept_ns != f->now_ns) /* one for all choices of an attempt */
+        td_flow_send(f, r->pair.decode, TD_MSG_KEEP)->keep.key = td_flow_key(r, r->decode);
+    l->kept_ns = f->now_ns;
     td_flow_to(f, r, ADMITTED, f->now_ns + r->keep_ns);
 }
 
@@ -196,15 +204,25 @@ uint64_t td_flow_deadline(const struct td_flow *f) {
 
 /* ---- workers that come and go ---- */
 
-static void leg_lost(struct td_flow *f, struct request *r, int i) {
-    bool decode = r->state != OVER && i == r->decode, prefill = r->state != OVER && i == r->prefill;
-    td_flow_leg_close(f, r, i);
+static void choice_lost(struct td_flow *f, struct request *r, bool decode) {
+    bool prefill = !decode;
     if (decode && r->finished == 0)
         td_flow_attempt_failed(f, r, TD_PEER_LOST, 0, "the decode worker was lost");
     else if (prefill && !td_flow_shown(r))
         td_flow_attempt_failed(f, r, TD_PEER_LOST, 0, "the prefill worker was lost");
     else if (prefill && r->state == ADMITTED)
         r->last_word = true;
+}
+
+static void leg_lost(struct td_flow *f, struct request *host, int i) {
+    struct request *all[TD_CHOICES_MAX];
+    bool decode[TD_CHOICES_MAX];
+    uint32_t n = td_flow_leg_choices(host, i, all);
+    for (uint32_t k = 0; k < n; k++)
+        decode[k] = all[k]->decode == i;
+    td_flow_leg_close(f, host, i); /* whose entry may be free now */
+    for (uint32_t k = 0; k < n; k++)
+        choice_lost(f, all[k], decode[k]);
 }
 
 static void worker_down(struct td_flow *f, uint64_t epoch) {
@@ -232,8 +250,8 @@ static void engine_stalled(struct td_flow *f, uint64_t epoch) {
     for (uint32_t k = 0; k < f->capacity; k++) {
         struct request *r = &f->table[k];
         if (r->state == FREE || r->state == OVER) continue;
-        bool decode = r->decode != NO_LEG && r->leg[r->decode].epoch == epoch;
-        bool prefill = r->prefill != NO_LEG && r->leg[r->prefill].epoch == epoch;
+        bool decode = r->decode != NO_LEG && td_flow_leg(r, r->decode)->epoch == epoch;
+        bool prefill = r->prefill != NO_LEG && td_flow_leg(r, r->prefill)->epoch == epoch;
         if ((decode && r->finished == 0) || (prefill && !td_flow_shown(r)))
             td_flow_attempt_failed(
                 f, r, TD_TIMEOUT, 0, "the %s worker's engine has not advanced for %llu ms",
@@ -266,13 +284,14 @@ static void worker_message(struct td_flow *f, uint64_t epoch, const struct td_ms
 static void cancel(struct td_flow *f, uint64_t request) {
     struct request *r = td_flow_find(f, request);
     if (r == NULL || r->state == OVER) return;
-    f->counts.cancelled++;
+    if (r->state == FOLLOWING) r = r->lead;
+    f->counts.cancelled += r->together;
     td_flow_over(f, r);
 }
 
 static void stop(struct td_flow *f, uint64_t request) {
     struct request *r = td_flow_find(f, request);
-    if (r != NULL && r->state != OVER) td_flow_end(f, r, TD_FINISH_STOP);
+    if (r != NULL && r->state != OVER && r->state != FOLLOWING) td_flow_end(f, r, TD_FINISH_STOP);
 }
 
 void td_flow_step(struct td_flow *f, const struct td_flow_event *ev) {

@@ -7,8 +7,14 @@
  * every step the shell takes actions until there are none; carrying one out may call td_flow_step()
  * again, whose actions queue behind. Pointers in an event's message must live until then.
  *
- * Promises:
- *   - every SUBMIT ends in exactly one END or FAIL, except after CANCEL, which ends it silently;
+ * A request has n choices, the sequences of one prompt; most have one. Choice c is a sequence of
+ * its own under the number request + c, with its own seed, DELIVER, END or FAIL. Until a worker
+ * speaks of one of them they are one: admitted, retried and cancelled together. From then on each
+ * goes its own way: what preempts or loses one of them starts an attempt of that one alone, whose
+ * prompt and seed are all there is to it.
+ *
+ * Promises, for every choice:
+ *   - it ends in exactly one END or FAIL, except after CANCEL, which ends it silently;
  *   - DELIVER gives every token of the answer once, in order, and never after the end;
  *   - an answer that cannot be completed FAILs; END always means a complete answer;
  *   - before its first token was delivered a request moves to another pair, at most
@@ -45,7 +51,7 @@ enum {
 
 struct td_flow_options {
     struct td_fleet_options fleet;
-    uint32_t max_requests;    /* not yet ended; more are refused with BUSY */
+    uint32_t max_requests;    /* choices not yet ended; more are refused with BUSY */
     uint64_t lease_ns;        /* KEEP goes out every third of it */
     uint64_t queue_ns;        /* longest wait for a pair */
     uint64_t admit_ns;        /* longest wait for an ADMIT_REPLY */
@@ -56,8 +62,8 @@ struct td_flow_options {
 
 enum td_flow_event_kind {
     TD_FLOW_SUBMIT,
-    TD_FLOW_CANCEL,      /* the client is gone */
-    TD_FLOW_STOP,        /* the text side found a stop string: end it cleanly, with END */
+    TD_FLOW_CANCEL,      /* nobody wants this choice any more; before they part: all of them */
+    TD_FLOW_STOP,        /* the text side found a stop string: end the choice cleanly, with END */
     TD_FLOW_MESSAGE,     /* from a worker whose link is up */
     TD_FLOW_WORKER_UP,   /* its hello passed td_fleet_check() */
     TD_FLOW_WORKER_DOWN, /* its link is lost */
@@ -66,13 +72,16 @@ enum td_flow_event_kind {
 };
 
 struct td_flow_submit {
-    uint64_t request; /* ascending in this router's life, without TD_FLOW_PROBE_BIT, not 0 */
+    uint64_t request; /* ascending in this router's life, without TD_FLOW_PROBE_BIT, not 0; the n
+                       * numbers from it on are the choices' */
     void *user;       /* comes back with every action */
-    int32_t *ids;     /* [n_prompt + max_new], n_prompt >= 1; the flow writes the answer behind the
-                       * prompt. Must live until the actions of the step that ended the request have
-                       * been taken */
+    int32_t *ids; /* [n, n_prompt + max_new], n_prompt >= 1, the first one begins with the prompt;
+                   * the flow writes each answer behind its prompt, and the prompt before it
+                   * where it needs it. Must live until the actions of the step that ended the
+                   * last choice have been taken */
     uint32_t n_prompt;
-    uint32_t max_new; /* >= 1 */
+    uint32_t max_new; /* >= 1, of each choice */
+    uint32_t n;       /* choices, at most TD_CHOICES_MAX; 0 reads as 1 */
     struct td_sampling sampling;
     bool colocate; /* decode shall prefill by itself */
     bool whole;    /* the client sees nothing before the end: a lost worker does not end it */
@@ -83,7 +92,7 @@ struct td_flow_event {
     uint64_t now_ns;
     union {
         struct td_flow_submit submit;
-        uint64_t request; /* CANCEL, STOP */
+        uint64_t request; /* CANCEL, STOP: a choice's number */
         struct {          /* MESSAGE, WORKER_DOWN (msg unused) */
             uint64_t epoch;
             const struct td_msg *msg;
@@ -116,7 +125,8 @@ enum td_flow_action_kind {
 struct td_flow_action {
     enum td_flow_action_kind kind;
     uint64_t epoch;   /* SEND, CLOSE_LINK */
-    uint64_t request; /* DELIVER, END, FAIL */
+    uint64_t request; /* DELIVER, END, FAIL: as submitted */
+    uint32_t choice;
     void *user;
     union {
         struct td_msg msg;
@@ -153,9 +163,10 @@ uint64_t td_flow_deadline(const struct td_flow *f);
 
 const struct td_fleet *td_flow_fleet(const struct td_flow *f);
 
-struct td_flow_counts {
-    uint32_t live, queued; /* requests */
-    uint32_t tombstones;   /* ended requests with a leg not yet released */
+struct td_flow_counts { /* of choices */
+    uint32_t live;
+    uint32_t queued;     /* those that wait as one count once */
+    uint32_t tombstones; /* ended ones with a leg not yet released */
     uint64_t submitted, ended, failed, cancelled, retries, busy, probes_passed, probes_failed;
     uint64_t preempted;     /* attempts that made room for older ones; not among the retries */
     uint64_t stale_dropped; /* messages of attempts that are over */

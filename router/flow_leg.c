@@ -21,8 +21,9 @@ int td_flow_leg_open(struct td_flow *f, struct request *r, uint64_t epoch, uint6
     int i = 0;
     while (r->leg[i].epoch != 0)
         i++;
-    assert(i < LEGS_MAX);
-    r->leg[i] = (struct leg){.epoch = epoch, .attempt = r->attempt, .work = work};
+    assert(i < LEGS_MAX && r->host == r);
+    r->leg[i] = (struct leg){
+        .epoch = epoch, .attempt = r->attempt, .choices = (1u << r->together) - 1, .work = work};
     td_fleet_began(&f->fleet, epoch, work);
     return i;
 }
@@ -40,13 +41,72 @@ void td_flow_leg_did(struct td_flow *f, struct leg *l, uint64_t tokens) {
     td_fleet_did(&f->fleet, l->epoch, tokens);
 }
 
-void td_flow_leg_cancel(struct td_flow *f, struct request *r, int i) {
-    if (i == NO_LEG || r->leg[i].told) return;
-    struct leg *l = &r->leg[i];
+/* What the attempt's workers call it. */
+static uint32_t bits(const struct request *r) {
+    return r->host == r ? (1u << r->together) - 1 : 1u << r->number;
+}
+
+void td_flow_leg_done_all(struct td_flow *f, struct leg *l) {
+    l->choices = 0;
     l->told = true;
     td_flow_leg_did(f, l, l->work);
-    td_flow_send(f, l->epoch, TD_MSG_CANCEL)->cancel.key =
-        (struct td_key){r->s.request, l->attempt};
+}
+
+bool td_flow_leg_in(struct request *r, int i) {
+    return (td_flow_leg(r, i)->choices & bits(r)) != 0;
+}
+
+void td_flow_leg_done(struct td_flow *f, struct request *r, int i) {
+    struct leg *l = td_flow_leg(r, i);
+    if (!td_flow_leg_in(r, i)) return;
+    l->choices &= ~bits(r);
+    uint32_t work = td_flow_work(r), got = r->delivered - r->base;
+    if (l->choices == 0)
+        td_flow_leg_done_all(f, l);
+    else if (i == r->decode && got < work) /* the others' part is left */
+        td_flow_leg_did(f, l, work - got);
+}
+
+void td_flow_leg_leave(struct td_flow *f, struct request *r, int i) {
+    if (i == NO_LEG) return;
+    struct leg *l = td_flow_leg(r, i);
+    bool told = l->told || !td_flow_leg_in(r, i);
+    td_flow_leg_done(f, r, i);
+    if (told) return;
+    if (l->choices != 0 && i == r->prefill) return; /* nothing there is its own */
+    struct td_msg_cancel *m = &td_flow_send(f, l->epoch, TD_MSG_CANCEL)->cancel;
+    m->key = td_flow_key(r, i);
+    m->only = l->choices == 0 ? 0 : (r->host == r ? 0 : r->number) + 1;
+}
+
+uint32_t td_flow_leg_choices(struct request *host, int i, struct request **ret) {
+    uint32_t n = 0;
+    for (uint32_t c = 0; c < TD_CHOICES_MAX; c++) {
+        struct request *r = host->choice[c];
+        if (r == NULL || r->host != host || r->state == OVER || r->state == FOLLOWING) continue;
+        if (r->decode == i || r->prefill == i) ret[n++] = r;
+    }
+    return n;
+}
+
+void td_flow_part(struct td_flow *f, struct request *lead) {
+    uint32_t n = lead->together;
+    lead->together = 1;
+    for (uint32_t c = 1; c < n; c++) {
+        struct request *r = lead->choice[c];
+        r->host = lead;
+        r->prompt_hash = lead->prompt_hash;
+        r->attempt = lead->attempt;
+        r->refused = lead->refused;
+        r->failures = lead->failures;
+        r->pair = lead->pair;
+        r->decode = lead->decode;
+        r->prefill = lead->prefill;
+        r->keep_ns = lead->keep_ns;
+        r->last_word = lead->last_word;
+        r->times.admitted = lead->times.admitted;
+        td_flow_to(f, r, lead->state, lead->deadline_ns);
+    }
 }
 
 static void give_if_done(struct td_flow *f, struct request *r) {
@@ -57,28 +117,33 @@ static void give_if_done(struct td_flow *f, struct request *r) {
     td_flow_give(f, r);
 }
 
-void td_flow_leg_close(struct td_flow *f, struct request *r, int i) {
+void td_flow_leg_close(struct td_flow *f, struct request *host, int i) {
     if (i == NO_LEG) return;
-    td_fleet_ended(&f->fleet, r->leg[i].epoch, r->leg[i].work);
-    r->leg[i].epoch = 0;
+    td_fleet_ended(&f->fleet, host->leg[i].epoch, host->leg[i].work);
+    host->leg[i].epoch = 0;
     f->pump_due = true;
-    if (r->decode == i) r->decode = NO_LEG;
-    if (r->prefill == i) r->prefill = NO_LEG;
-    give_if_done(f, r);
+    for (uint32_t c = 0; c < TD_CHOICES_MAX; c++) {
+        struct request *r = host->choice[c];
+        if (r == NULL || r->host != host) continue;
+        if (r->decode == i) r->decode = NO_LEG;
+        if (r->prefill == i) r->prefill = NO_LEG;
+    }
+    give_if_done(f, host);
 }
 
 static void drop_attempt(struct td_flow *f, struct request *r) {
     /* Decode has begun, so the handoff is done and prefill lets go by itself. */
-    if (r->state == STREAMING && r->prefill != NO_LEG) r->leg[r->prefill].told = true;
-    td_flow_leg_cancel(f, r, r->decode);
-    td_flow_leg_cancel(f, r, r->prefill);
+    if (r->state == STREAMING && r->prefill != NO_LEG) td_flow_leg(r, r->prefill)->told = true;
+    td_flow_leg_leave(f, r, r->decode);
+    td_flow_leg_leave(f, r, r->prefill);
     r->decode = r->prefill = NO_LEG;
+    r->host = r;
     r->n_held = r->finished_n = 0;
     r->finished = 0;
     r->last_word = false;
 }
 
-void td_flow_over(struct td_flow *f, struct request *r) {
+static void over(struct td_flow *f, struct request *r) {
     assert(r->state != FREE && r->state != OVER);
     drop_attempt(f, r);
     td_flow_to(f, r, OVER, 0);
@@ -96,6 +161,12 @@ void td_flow_over(struct td_flow *f, struct request *r) {
     give_if_done(f, r);
 }
 
+void td_flow_over(struct td_flow *f, struct request *r) {
+    for (uint32_t c = 1; c < r->together; c++)
+        over(f, r->choice[c]);
+    over(f, r);
+}
+
 uint64_t td_flow_wait_ns(const struct td_flow *f) {
     return f->end_gap_ns * (f->counts.queued + 1);
 }
@@ -110,7 +181,8 @@ static struct td_flow_action *say(struct td_flow *f, struct request *r,
                                   enum td_flow_action_kind kind) {
     struct td_flow_action *a = td_fifo_push(&f->actions);
     a->kind = kind;
-    a->request = r->s.request;
+    a->request = r->s.request - r->number;
+    a->choice = r->number;
     a->user = r->s.user;
     r->times.ended = f->now_ns;
     r->times.attempts = r->attempt - r->refused;
@@ -137,11 +209,11 @@ void td_flow_fail(struct td_flow *f, struct request *r, td_status s, uint32_t re
                   const char *text) {
     char copy[TD_TEXT_MAX];
     snprintf(copy, sizeof copy, "%s", text);
-    if (!r->pinned) {
-        struct td_flow_action *a = say(f, r, TD_FLOW_FAIL);
+    for (uint32_t c = 0; c < r->together && !r->pinned; c++) {
+        struct td_flow_action *a = say(f, r->choice[c], TD_FLOW_FAIL);
         a->fail.status = s;
         a->fail.retry_ms = retry_ms;
-        a->fail.n_tokens = r->delivered;
+        a->fail.n_tokens = r->choice[c]->delivered;
         a->fail.times = r->times;
         memcpy(a->fail.text, copy, sizeof copy);
         f->counts.failed++;

@@ -9,6 +9,7 @@
 enum {
     LEGS_MAX = 2 * TD_FLOW_ATTEMPTS_MAX, /* a refused admission leaves no leg behind */
     HOLD_MAX = 32,                       /* decode's tokens that overtook token 0 */
+    WORK_NEW_MAX = 4096, /* output tokens counted as work: most answers end long before */
     NO_LEG = -1,
 };
 
@@ -18,19 +19,32 @@ enum state {
     ADMITTING, /* ADMIT is out; its clock is admit_ns */
     ADMITTED,  /* waits for token 0 and decode's first token; KEEP is sent every third of a lease */
     STREAMING, /* decode has begun, or prefills by itself: nothing but its link limits it */
+    FOLLOWING, /* a choice for which its request's choice 0 stands */
     OVER,      /* the client has its answer; some leg is not yet released */
 };
 
-/* A request's part on one worker; from the message that creates it until RELEASED. */
+/* An attempt's part on one worker; from the message that creates it until RELEASED. */
 struct leg {
     uint64_t epoch; /* 0: free entry */
     uint32_t attempt;
-    uint64_t work; /* tokens still counted in the fleet */
-    bool told;     /* CANCEL is out, or the worker ended it itself */
+    uint32_t choices; /* bit c: `choice[c]` of the entry still has something there */
+    uint64_t work;    /* tokens still counted in the fleet */
+    uint32_t prompt;  /* of them: the prompt, not yet computed by decode */
+    uint64_t kept_ns; /* the last KEEP */
+    bool told;        /* CANCEL is out, or the worker ended it itself */
 };
 
-struct request {
+struct request { /* one choice of one */
     struct td_flow_submit s;
+    uint32_t number;   /* of the choice */
+    uint32_t together; /* choices that it stands for: all before they part, then itself */
+    bool has_prompt;   /* in s.ids; until then it is in `prompt` */
+    const int32_t *prompt;
+    struct request *lead; /* choice 0 of the request, while that has an entry */
+    /* Of choice 0 all entries, of the others themselves alone: [0] is always the entry itself. NULL
+     * when given back. */
+    struct request *choice[TD_CHOICES_MAX];
+    struct request *host; /* whose legs the present attempt has: choice 0, or itself */
     uint64_t prompt_hash;
     enum state state;
     struct td_link link; /* in the list of its state, or in the free list */
@@ -41,8 +55,8 @@ struct request {
     /* this attempt */
     uint32_t attempt, failures;
     uint32_t refused; /* attempts that ended in BUSY: they were none */
-    uint32_t base; /* tokens delivered before it: they stand in its prompt, and the workers count
-                    * from the next one */
+    uint32_t base;    /* tokens delivered before it: they stand in its prompt, and the workers count
+                       * from the next one */
     struct td_pair pair;
     int decode, prefill; /* index of leg, or NO_LEG */
     uint64_t keep_ns;
@@ -96,8 +110,20 @@ static inline uint32_t td_flow_n_prompt(const struct request *r) { /* of this at
 static inline uint32_t td_flow_max_new(const struct request *r) {
     return r->s.max_new - r->base;
 }
+static inline uint32_t td_flow_work(const struct request *r) { /* expected of its answer */
+    return td_flow_max_new(r) < WORK_NEW_MAX ? td_flow_max_new(r) : WORK_NEW_MAX;
+}
 static inline bool td_flow_shown(const struct request *r) { /* a token of this attempt */
     return r->delivered > r->base;
+}
+
+/* The leg of an attempt's part, `i` being r->decode or r->prefill. */
+static inline struct leg *td_flow_leg(struct request *r, int i) {
+    return &r->host->leg[i];
+}
+/* The key under which the attempt's workers know it. */
+static inline struct td_key td_flow_key(struct request *r, int i) {
+    return (struct td_key){r->host->s.request, td_flow_leg(r, i)->attempt};
 }
 
 /* flow_leg.c: legs and the ways an attempt or a request ends */
@@ -105,10 +131,19 @@ int td_flow_leg_open(struct td_flow *f, struct request *r, uint64_t epoch, uint6
 /* Room for the two legs of an attempt: those of earlier ones may still be open. */
 bool td_flow_leg_room(const struct request *r);
 void td_flow_leg_did(struct td_flow *f, struct leg *l, uint64_t tokens);
+/* It still wants something there. */
+bool td_flow_leg_in(struct request *r, int i);
+/* The worker said itself that this choice has ended there, or that all have. */
+void td_flow_leg_done(struct td_flow *f, struct request *r, int i);
+void td_flow_leg_done_all(struct td_flow *f, struct leg *l);
 /* Says CANCEL unless the worker knows; the leg stays until it is released. */
-void td_flow_leg_cancel(struct td_flow *f, struct request *r, int i);
-/* Gone from its worker. May free the request's entry. */
-void td_flow_leg_close(struct td_flow *f, struct request *r, int i);
+void td_flow_leg_leave(struct td_flow *f, struct request *r, int i);
+/* Gone from its worker. May free the entry. */
+void td_flow_leg_close(struct td_flow *f, struct request *host, int i);
+/* Those whose present attempt has leg i of `host`, [TD_CHOICES_MAX]; returns how many. */
+uint32_t td_flow_leg_choices(struct request *host, int i, struct request **ret);
+/* The choices of a request are no longer one. */
+void td_flow_part(struct td_flow *f, struct request *lead);
 struct td_msg *td_flow_send(struct td_flow *f, uint64_t epoch, enum td_msg_type type);
 /* This attempt cannot go on: another one, or FAIL. `epoch` is blamed (0: nobody). */
 void td_flow_attempt_failed(struct td_flow *f, struct request *r, td_status s, uint64_t epoch,
@@ -116,7 +151,7 @@ void td_flow_attempt_failed(struct td_flow *f, struct request *r, td_status s, u
 void td_flow_end(struct td_flow *f, struct request *r, enum td_finish reason);
 void td_flow_fail(struct td_flow *f, struct request *r, td_status s, uint32_t retry_ms,
                   const char *text);
-/* Without a word to the client. */
+/* Without a word to the client; of all it stands for. */
 void td_flow_over(struct td_flow *f, struct request *r);
 /* How long a request that comes now would wait; 0: unknown. */
 uint64_t td_flow_wait_ns(const struct td_flow *f);
@@ -125,6 +160,7 @@ uint32_t td_flow_retry_ms(const struct td_flow *f);
 /* flow_table.c: entries, lists and clocks */
 td_status td_flow_table_create(struct td_flow *f, struct td_error *err);
 struct request *td_flow_find(struct td_flow *f, uint64_t id);
+/* An entry for each choice; returns that of choice 0. NULL: no room for all. */
 struct request *td_flow_take(struct td_flow *f, const struct td_flow_submit *s);
 void td_flow_give(struct td_flow *f, struct request *r);
 /* Moves a request to a state; `deadline_ns` counts in states with a clock. */

@@ -43,7 +43,7 @@ struct request *td_flow_find(struct td_flow *f, uint64_t id) {
     return NULL;
 }
 
-struct request *td_flow_take(struct td_flow *f, const struct td_flow_submit *s) {
+static struct request *take(struct td_flow *f, const struct td_flow_submit *s, uint32_t number) {
     if (td_list_empty(&f->free)) return NULL;
     struct request *r = TD_CONTAINER(f->free.next, struct request, link);
     td_list_remove(&r->link);
@@ -52,13 +52,27 @@ struct request *td_flow_take(struct td_flow *f, const struct td_flow_submit *s) 
     memset(r, 0, offsetof(struct request, held));
     td_list_init(&r->link);
     r->s = *s;
+    r->s.request += number;
+    r->s.ids += (size_t)number * (s->n_prompt + s->max_new);
+    r->s.sampling.seed = td_choice_seed(s->sampling.seed, number);
+    r->number = number;
+    r->together = 1;
+    r->has_prompt = number == 0;
+    r->prompt = s->ids;
+    r->lead = r->host = r->choice[0] = r;
     r->order = f->next_order++;
     r->decode = r->prefill = NO_LEG;
     r->times.submitted = f->now_ns;
-    uint32_t *b = bucket(f, s->request);
+    uint32_t *b = bucket(f, r->s.request);
     r->hash_next = *b;
     *b = (uint32_t)(r - f->table);
     return r;
+}
+
+static void part_from_choices(struct request *r) {
+    if (r->lead != r && r->lead != NULL) r->lead->choice[r->number] = NULL;
+    for (uint32_t c = 1; r->lead == r && c < TD_CHOICES_MAX; c++)
+        if (r->choice[c] != NULL) r->choice[c]->lead = NULL;
 }
 
 void td_flow_give(struct td_flow *f, struct request *r) {
@@ -68,9 +82,28 @@ void td_flow_give(struct td_flow *f, struct request *r) {
         p = &f->table[*p].hash_next;
     *p = r->hash_next;
     r->state = FREE;
+    part_from_choices(r);
     td_list_remove(&r->link);
     /* Last in, last out: an id that comes late finds no new request under its old entry soon. */
     td_list_push_back(&f->free, &r->link);
+}
+
+struct request *td_flow_take(struct td_flow *f, const struct td_flow_submit *s) {
+    struct request *lead = take(f, s, 0);
+    for (uint32_t c = 1; lead != NULL && c < s->n; c++) {
+        struct request *r = take(f, s, c);
+        if (r == NULL) {
+            while (--c > 0)
+                td_flow_give(f, lead->choice[c]);
+            td_flow_give(f, lead);
+            return NULL;
+        }
+        r->state = FOLLOWING;
+        r->lead = lead;
+        lead->choice[c] = r;
+        lead->together = c + 1;
+    }
+    return lead;
 }
 
 static struct clocked *clock_of(struct td_flow *f, enum state state) {

@@ -16,7 +16,7 @@ static void deliver(struct td_flow *f, struct request *r, uint32_t index, uint32
     for (uint32_t i = 0; i < n && !r->pinned; i++)
         r->s.ids[r->s.n_prompt + index + i] = tokens[i].id;
     r->delivered += n;
-    if (r->decode != NO_LEG) td_flow_leg_did(f, &r->leg[r->decode], n);
+    if (r->decode != NO_LEG) td_flow_leg_did(f, td_flow_leg(r, r->decode), n);
     if (r->pinned) {
         for (uint32_t i = 0; i < n; i++)
             td_flow_probe_token(f, tokens[i].id);
@@ -24,7 +24,8 @@ static void deliver(struct td_flow *f, struct request *r, uint32_t index, uint32
     }
     struct td_flow_action *a = td_fifo_push(&f->actions);
     a->kind = TD_FLOW_DELIVER;
-    a->request = r->s.request;
+    a->request = r->s.request - r->number;
+    a->choice = r->number;
     a->user = r->s.user;
     a->deliver.index = index;
     a->deliver.n = n;
@@ -47,7 +48,7 @@ static bool decode_prefills(const struct request *r) {
 
 static void first_token(struct td_flow *f, struct request *r, const struct td_msg_tokens *t) {
     if (t->index != 0 || t->n != 1 || td_flow_shown(r)) return; /* a double */
-    struct leg *l = &r->leg[r->prefill];
+    struct leg *l = td_flow_leg(r, r->prefill);
     td_flow_leg_did(f, l, l->work);
     deliver(f, r, r->base, 1, t->tokens);
     if (r->n_held > 0) deliver(f, r, r->base + 1, r->n_held, r->held);
@@ -75,8 +76,9 @@ static void decode_tokens(struct td_flow *f, struct request *r, const struct td_
     if (r->state == ADMITTED) td_flow_to(f, r, STREAMING, 0);
     if (!wait) {
         /* The prompt is computed when its first token is here. */
-        struct leg *l = &r->leg[r->decode];
-        if (!td_flow_shown(r)) td_flow_leg_did(f, l, td_flow_n_prompt(r));
+        struct leg *l = td_flow_leg(r, r->decode);
+        td_flow_leg_did(f, l, l->prompt);
+        l->prompt = 0;
         deliver(f, r, next, n, t->tokens + skip);
     } else if (r->n_held + n <= HOLD_MAX) {
         memcpy(r->held + r->n_held, t->tokens + skip, n * sizeof *t->tokens);
@@ -102,6 +104,7 @@ static void send_prefill(struct td_flow *f, struct request *r, uint64_t ticket) 
     m->key = (struct td_key){r->s.request, r->attempt};
     m->n_prompt = td_flow_n_prompt(r);
     m->max_new = td_flow_max_new(r);
+    m->n = r->together;
     m->sampling = r->s.sampling;
     m->ids = r->s.ids;
     m->ticket = ticket;
@@ -152,14 +155,14 @@ static void admit_reply(struct td_flow *f, struct request *r, int leg,
 
 static void finished(struct td_flow *f, struct request *r, int leg,
                      const struct td_msg_finished *m) {
-    r->leg[leg].told = true; /* it releases by itself */
+    uint64_t epoch = td_flow_leg(r, leg)->epoch;
+    td_flow_leg_done(f, r, leg); /* it releases by itself */
     if (m->reason != TD_FINISH_STOP && m->reason != TD_FINISH_LENGTH) {
-        td_flow_attempt_failed(f, r, TD_PROTOCOL, r->leg[leg].epoch, "finish reason %d",
-                               (int)m->reason);
+        td_flow_attempt_failed(f, r, TD_PROTOCOL, epoch, "finish reason %d", (int)m->reason);
         return;
     }
     if (leg == r->prefill && m->n_tokens != 1) {
-        td_flow_attempt_failed(f, r, TD_PROTOCOL, r->leg[leg].epoch,
+        td_flow_attempt_failed(f, r, TD_PROTOCOL, epoch,
                                "prefill says the answer ends after %u tokens, not 1", m->n_tokens);
         return;
     }
@@ -168,11 +171,9 @@ static void finished(struct td_flow *f, struct request *r, int leg,
     end_if_complete(f, r);
 }
 
-static void leg_failed(struct td_flow *f, struct request *r, int leg, td_status s,
-                       const char *text) {
-    uint64_t epoch = r->leg[leg].epoch;
-    r->leg[leg].told = true;
-    td_flow_leg_did(f, &r->leg[leg], r->leg[leg].work);
+/* Of one choice: the worker's part in it has ended. */
+static void choice_failed(struct td_flow *f, struct request *r, int leg, uint64_t epoch,
+                          td_status s, const char *text) {
     /* Decode does not know the ticket any more: it failed for a reason of its own, which counts, or
      * is gone, and either is on its way here. */
     bool echo = leg == r->prefill && s == TD_STALE && r->decode != NO_LEG && !r->pinned;
@@ -181,6 +182,19 @@ static void leg_failed(struct td_flow *f, struct request *r, int leg, td_status 
     } else if (r->state == ADMITTED) {
         r->last_word = true; /* decode streams if it got everything, or lets the lease expire */
     }
+}
+
+static void leg_failed(struct td_flow *f, struct request *host, int leg,
+                       const struct td_msg_failed *m) {
+    struct request *all[TD_CHOICES_MAX];
+    bool in[TD_CHOICES_MAX];
+    uint64_t epoch = host->leg[leg].epoch;
+    uint32_t n = td_flow_leg_choices(host, leg, all);
+    for (uint32_t k = 0; k < n; k++)
+        in[k] = td_flow_leg_in(all[k], leg);
+    td_flow_leg_done_all(f, &host->leg[leg]);
+    for (uint32_t k = 0; k < n; k++)
+        if (in[k]) choice_failed(f, all[k], leg, epoch, m->status, m->text);
 }
 
 static const struct td_key *key_of(const struct td_msg *m) {
@@ -200,51 +214,77 @@ static const struct td_key *key_of(const struct td_msg *m) {
     }
 }
 
-static void released(struct td_flow *f, struct request *r, int leg, bool current) {
-    bool owes = leg == r->decode ? r->finished == 0 : !td_flow_shown(r) && !r->last_word;
-    uint64_t epoch = r->leg[leg].epoch;
-    if (current && owes)
-        td_flow_attempt_failed(f, r, TD_PROTOCOL, epoch, "the worker let the request go unasked");
+static void released(struct td_flow *f, struct request *host, int leg) {
+    struct request *all[TD_CHOICES_MAX];
+    uint64_t epoch = host->leg[leg].epoch;
+    uint32_t n = td_flow_leg_choices(host, leg, all);
+    for (uint32_t k = 0; k < n; k++) {
+        struct request *r = all[k];
+        bool owes = leg == r->decode ? r->finished == 0 : !td_flow_shown(r) && !r->last_word;
+        if (owes)
+            td_flow_attempt_failed(f, r, TD_PROTOCOL, epoch,
+                                   "the worker let the request go unasked");
+    }
     td_fleet_roomy(&f->fleet, epoch);
-    td_flow_leg_close(f, r, leg);
+    td_flow_leg_close(f, host, leg);
+}
+
+/* The choice that a message means, when it still has something on that leg. */
+static struct request *choice_of(struct td_flow *f, struct request *host, int leg,
+                                 uint32_t number) {
+    bool known = number < TD_CHOICES_MAX && (host->leg[leg].choices >> number & 1) != 0;
+    if (known && host->state != OVER && host->together > 1 &&
+        (leg == host->decode || leg == host->prefill))
+        td_flow_part(f, host);
+    struct request *r = known ? host->choice[number] : NULL;
+    if (r == NULL || r->state == OVER || r->host != host) return NULL;
+    return leg == r->decode || leg == r->prefill ? r : NULL;
+}
+
+static void tokens(struct td_flow *f, struct request *r, int leg, const struct td_msg_tokens *m) {
+    if (leg == r->prefill)
+        first_token(f, r, m);
+    else if (r->state == ADMITTED || r->state == STREAMING)
+        decode_tokens(f, r, m);
+}
+
+/* Of one choice. */
+static void choice_message(struct td_flow *f, struct request *host, int leg,
+                           const struct td_msg *m) {
+    uint32_t number = m->type == TD_MSG_TOKENS     ? m->tokens.choice
+                      : m->type == TD_MSG_FINISHED ? m->finished.choice
+                                                   : m->failed.only - 1;
+    struct request *r = choice_of(f, host, leg, number);
+    if (r == NULL || (m->type == TD_MSG_FINISHED && r->finished != 0)) {
+        f->counts.stale_dropped++;
+    } else if (m->type == TD_MSG_TOKENS) {
+        tokens(f, r, leg, &m->tokens);
+    } else if (m->type == TD_MSG_FINISHED) {
+        finished(f, r, leg, &m->finished);
+    } else {
+        uint64_t epoch = host->leg[leg].epoch;
+        td_flow_leg_done(f, r, leg);
+        choice_failed(f, r, leg, epoch, m->failed.status, m->failed.text);
+    }
 }
 
 void td_flow_message(struct td_flow *f, uint64_t epoch, const struct td_msg *m) {
     const struct td_key *key = key_of(m);
     if (key == NULL) return;
-    struct request *r = td_flow_find(f, key->request);
+    struct request *host = td_flow_find(f, key->request);
     int leg = NO_LEG;
-    for (int i = 0; r != NULL && i < LEGS_MAX; i++)
-        if (r->leg[i].epoch == epoch && r->leg[i].attempt == key->attempt) leg = i;
+    for (int i = 0; host != NULL && i < LEGS_MAX; i++)
+        if (host->leg[i].epoch == epoch && host->leg[i].attempt == key->attempt) leg = i;
     if (leg == NO_LEG) {
         f->counts.stale_dropped++;
         return;
     }
-    bool current = r->state != OVER && (leg == r->decode || leg == r->prefill);
-    switch (m->type) {
-    case TD_MSG_ADMIT_REPLY:
-        admit_reply(f, r, leg, &m->admit_reply);
-        return;
-    case TD_MSG_RELEASED:
-        released(f, r, leg, current);
-        return;
-    case TD_MSG_TOKENS:
-        if (!current) break;
-        if (leg == r->prefill)
-            first_token(f, r, &m->tokens);
-        else if (r->state == ADMITTED || r->state == STREAMING)
-            decode_tokens(f, r, &m->tokens);
-        return;
-    case TD_MSG_FINISHED:
-        if (!current || r->finished != 0) break;
-        finished(f, r, leg, &m->finished);
-        return;
-    case TD_MSG_FAILED:
-        if (!current || r->leg[leg].told) break;
-        leg_failed(f, r, leg, m->failed.status, m->failed.text);
-        return;
-    default:
-        return;
-    }
-    f->counts.stale_dropped++;
+    if (m->type == TD_MSG_ADMIT_REPLY)
+        admit_reply(f, host, leg, &m->admit_reply);
+    else if (m->type == TD_MSG_RELEASED)
+        released(f, host, leg);
+    else if (m->type == TD_MSG_FAILED && m->failed.only == 0 && !host->leg[leg].told)
+        leg_failed(f, host, leg, &m->failed);
+    else
+        choice_message(f, host, leg, m);
 }

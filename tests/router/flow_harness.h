@@ -37,6 +37,8 @@ static inline void say(const char *fmt, ...) {
 
 static inline void say_action(const struct td_flow_action *a) {
     unsigned long long r = a->request, e = a->epoch;
+    char c[12] = ""; /* which choice, but for the first */
+    if (a->choice != 0) snprintf(c, sizeof c, "/%u", a->choice);
     switch (a->kind) {
     case TD_FLOW_SEND: {
         const char *name = a->msg.type == TD_MSG_ADMIT     ? "ADMIT"
@@ -44,7 +46,11 @@ static inline void say_action(const struct td_flow_action *a) {
                            : a->msg.type == TD_MSG_PREFILL ? "PREFILL"
                                                            : "CANCEL";
         const struct td_key *k = &a->msg.keep.key; /* first in all four */
-        say("%llu %s %llx.%u\n", e, name, (unsigned long long)k->request, k->attempt);
+        say("%llu %s %llx.%u", e, name, (unsigned long long)k->request, k->attempt);
+        if (a->msg.type == TD_MSG_ADMIT && a->msg.admit.n > 1) say(" n=%u", a->msg.admit.n);
+        if (a->msg.type == TD_MSG_PREFILL && a->msg.prefill.n > 1) say(" n=%u", a->msg.prefill.n);
+        if (a->msg.type == TD_MSG_CANCEL && a->msg.cancel.only) say("/%u", a->msg.cancel.only - 1);
+        say("\n");
         if (a->msg.type == TD_MSG_ADMIT) last_admit = a->msg.admit;
         if (a->msg.type == TD_MSG_PREFILL) last_ticket = a->msg.prefill.ticket;
         return;
@@ -54,15 +60,15 @@ static inline void say_action(const struct td_flow_action *a) {
         return;
     case TD_FLOW_DELIVER:
         last_id = a->deliver.tokens[a->deliver.n - 1].id;
-        say("GIVE %llu #%u+%u\n", r, a->deliver.index, a->deliver.n);
+        say("GIVE %llu%s #%u+%u\n", r, c, a->deliver.index, a->deliver.n);
         return;
     case TD_FLOW_END:
         last_times = a->end.times;
-        say("END %llu %s %u\n", r, a->end.reason == TD_FINISH_STOP ? "stop" : "length",
+        say("END %llu%s %s %u\n", r, c, a->end.reason == TD_FINISH_STOP ? "stop" : "length",
             a->end.n_tokens);
         return;
     case TD_FLOW_FAIL:
-        say("FAIL %llu %s %s\n", r, td_status_name(a->fail.status),
+        say("FAIL %llu%s %s %s\n", r, c, td_status_name(a->fail.status),
             a->fail.retry_ms != 0 ? "retry" : "");
         return;
     case TD_FLOW_PROBED:
@@ -91,7 +97,9 @@ static inline const char *up(enum td_role role, uint64_t epoch) {
                              .epoch = epoch,
                              .model = "m",
                              .max_context = 100,
-                             .max_running = 4};
+                             .max_running = 4,
+                             .pages = 100,
+                             .slots = 4};
     snprintf(h.name, sizeof h.name, "worker%llu", (unsigned long long)epoch);
     return step((struct td_flow_event){.kind = TD_FLOW_WORKER_UP, .hello = &h});
 }

@@ -34,6 +34,10 @@ static struct td_msg_hello hello(enum td_role role, const char *name, uint64_t e
     return h;
 }
 
+static struct td_fleet_need need(uint32_t n_prompt) {
+    return (struct td_fleet_need){.n_prompt = n_prompt};
+}
+
 static uint64_t join(enum td_role role, const char *name, uint64_t epoch) {
     struct td_msg_hello h = hello(role, name, epoch);
     uint64_t replaced;
@@ -100,7 +104,7 @@ static void test_one_process_of_a_name(void **state) {
     uint64_t when;
     /* The new process has proven nothing: only p1 is chosen, and a probe is due. */
     td_fleet_began(&fleet, 2, 500);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 0, need(10), false, false, &pair, &when), TD_OK);
     assert_int_equal(pair.prefill, 2);
     assert_true(td_fleet_probe_due(&fleet, 0, &pair, &when));
     assert_int_equal(pair.prefill, 11);
@@ -116,13 +120,13 @@ static void test_least_outstanding_tokens(void **state) {
     td_fleet_began(&fleet, 2, 10);
     td_fleet_began(&fleet, 2, 10);
     td_fleet_began(&fleet, 3, 50);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 0, need(10), false, false, &pair, &when), TD_OK);
     assert_int_equal(pair.prefill, 2);
     assert_int_equal(pair.decode, 4);
     td_fleet_did(&fleet, 1, 90);
     td_fleet_ended(&fleet, 3, 50);
     td_fleet_began(&fleet, 4, 1);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 0, need(10), false, false, &pair, &when), TD_OK);
     assert_int_equal(pair.prefill, 1);
     assert_int_equal(pair.decode, 3);
 }
@@ -133,19 +137,19 @@ static void test_busy_and_draining(void **state) {
     struct td_pair pair;
     uint64_t when;
     td_fleet_busy(&fleet, 3, 5 * S);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 0, need(10), false, false, &pair, &when), TD_OK);
     assert_int_equal(pair.decode, 4);
     assert_true(td_fleet_drain(&fleet, "d1", true));
     assert_false(td_fleet_drain(&fleet, "nobody", true));
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_BUSY);
+    assert_int_equal(td_fleet_choose(&fleet, 0, need(10), false, false, &pair, &when), TD_BUSY);
     assert_int_equal(when, 5 * S);
-    assert_int_equal(td_fleet_choose(&fleet, 5 * S, 10, false, false, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 5 * S, need(10), false, false, &pair, &when), TD_OK);
     td_fleet_roomy(&fleet, 3);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 0, need(10), false, false, &pair, &when), TD_OK);
 }
 
 static td_status choose(uint64_t now, bool patient, struct td_pair *ret_pair, uint64_t *ret_when) {
-    return td_fleet_choose(&fleet, now, 10, false, patient, ret_pair, ret_when);
+    return td_fleet_choose(&fleet, now, need(10), false, patient, ret_pair, ret_when);
 }
 
 static void test_cooling(void **state) {
@@ -214,14 +218,51 @@ static void test_limits_and_readiness(void **state) {
     td_fleet_join(&fleet, 0, &h, &replaced);
     assert_int_equal(td_fleet_limit(&fleet, false), 600); /* the smaller of both */
     assert_int_equal(td_fleet_limit(&fleet, true), 1000);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 10, false, false, &pair, &when), TD_UNREACHABLE);
+    assert_int_equal(td_fleet_choose(&fleet, 0, need(10), false, false, &pair, &when),
+                     TD_UNREACHABLE);
     assert_true(td_fleet_probe_due(&fleet, 0, &pair, &when));
     td_fleet_proven(&fleet, pair);
     assert_true(td_fleet_ready(&fleet));
     assert_false(td_fleet_probe_due(&fleet, 0, &pair, &when));
-    assert_int_equal(td_fleet_choose(&fleet, 0, 601, false, false, &pair, &when), TD_UNREACHABLE);
-    assert_int_equal(td_fleet_choose(&fleet, 0, 601, true, false, &pair, &when), TD_OK);
+    assert_int_equal(td_fleet_choose(&fleet, 0, need(601), false, false, &pair, &when),
+                     TD_UNREACHABLE);
+    assert_int_equal(td_fleet_choose(&fleet, 0, need(601), true, false, &pair, &when), TD_OK);
     assert_int_equal(pair.prefill, 0);
+}
+
+/* A slot for each, the full pages once, a page for each. */
+static void test_choices(void **state) {
+    (void)state;
+    begin();
+    struct td_pair pair;
+    uint64_t when, replaced;
+    struct td_msg_hello h = hello(TD_ROLE_DECODE, "d0", 3), g = hello(TD_ROLE_DECODE, "d1", 4);
+    h.slots = 4, h.pages = 6;
+    g.slots = 16, g.pages = 5;
+    join(TD_ROLE_PREFILL, "p0", 1);
+    td_fleet_join(&fleet, 0, &h, &replaced);
+    td_fleet_proven(&fleet, (struct td_pair){1, 3});
+    struct td_fleet_need need = {.n_prompt = 255, .max_new = 10};
+    assert_int_equal(td_fleet_choices(&fleet, need, false), 4); /* slots */
+    td_fleet_join(&fleet, 0, &g, &replaced);
+    td_fleet_proven(&fleet, (struct td_pair){1, 4});
+    assert_int_equal(td_fleet_choices(&fleet, need, false), 5);
+    need.n_prompt = 512;
+    assert_int_equal(td_fleet_choices(&fleet, need, false), 4);
+    need.n_prompt = 1000;
+    assert_int_equal(td_fleet_choices(&fleet, need, false), 0); /* 1010 tokens */
+    need.max_new = 0;
+    assert_int_equal(td_fleet_choices(&fleet, need, false), 3);
+    /* Only d0 can hold three, though d1 has less to do. */
+    td_fleet_began(&fleet, 3, 100);
+    need.choices = 2;
+    assert_int_equal(td_fleet_choose(&fleet, 0, need, false, false, &pair, &when), TD_OK);
+    assert_int_equal(pair.decode, 4);
+    need.choices = 3;
+    assert_int_equal(td_fleet_choose(&fleet, 0, need, false, false, &pair, &when), TD_OK);
+    assert_int_equal(pair.decode, 3);
+    need.choices = 4;
+    assert_int_equal(td_fleet_choose(&fleet, 0, need, false, false, &pair, &when), TD_UNREACHABLE);
 }
 
 int main(void) {
@@ -233,6 +274,7 @@ int main(void) {
         cmocka_unit_test(test_cooling),
         cmocka_unit_test(test_a_way_cools_alone),
         cmocka_unit_test(test_limits_and_readiness),
+        cmocka_unit_test(test_choices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,6 +15,7 @@ static void choose(struct sim_options *o, uint64_t seed) {
     o->pages = sim_chance(&chance, 300) ? 20 : 64;
     o->slots = sim_chance(&chance, 300) ? 3 : 8;
     o->colocate_some = sim_chance(&chance, 500);
+    if (sim_chance(&chance, 600)) o->choices = SIM_CHOICES;
     o->cancels = sim_chance(&chance, 500) ? 200 : 0;
     o->stops = sim_chance(&chance, 500) ? 200 : 0;
     o->doubled = sim_chance(&chance, 500) ? 50 : 0;

@@ -8,7 +8,9 @@
 
 static struct sim_client *client(struct sim *s, const struct td_flow_action *a) {
     struct sim_client *c = a->user;
-    if (c == NULL || c->s.request != a->request || c->state == SIM_UNBORN) {
+    if (c != NULL) c += a->choice;
+    if (c == NULL || a->choice >= SIM_CHOICES || c->number != a->choice ||
+        c->s.request != a->request || c->state == SIM_UNBORN) {
         sim_broken(s, "an action for request %llu that nobody made",
                    (unsigned long long)a->request);
         return NULL;
@@ -24,7 +26,7 @@ static void on_stop(struct sim *s, struct sim_event *e) {
     struct sim_client *c = &s->client[e->a];
     if (c->state != SIM_LIVE || c->router_life != s->router_life || s->flow == NULL) return;
     c->stopped = true;
-    struct td_flow_event ev = {.kind = TD_FLOW_STOP, .request = c->s.request};
+    struct td_flow_event ev = {.kind = TD_FLOW_STOP, .request = c->s.request + c->number};
     sim_router_step(s, &ev);
 }
 
@@ -36,7 +38,8 @@ static void delivered(struct sim *s, const struct td_flow_action *a) {
                    (unsigned long long)a->request, c->delivered, a->deliver.index);
     for (uint32_t k = 0; k < a->deliver.n; k++) {
         int32_t id = a->deliver.tokens[k].id;
-        int32_t want = sim_sample(c->hash, c->s.n_prompt + c->delivered, c->s.sampling.seed);
+        int32_t want = sim_sample(c->hash, c->s.n_prompt + c->delivered,
+                                  td_choice_seed(c->s.sampling.seed, c->number));
         if (id != want)
             sim_broken(s, "request %llu: token %u: %d expected, %d delivered",
                        (unsigned long long)a->request, c->delivered, want, id);
@@ -56,8 +59,14 @@ static void delivered(struct sim *s, const struct td_flow_action *a) {
 static bool answer_kept(const struct sim_client *c) {
     uint64_t hash = sim_hash_start();
     for (uint32_t k = 0; k < c->s.n_prompt + c->delivered; k++)
-        hash = sim_hash_id(hash, c->ids[k]);
+        hash = sim_hash_id(hash, k < c->s.n_prompt ? c->s.ids[k] : c->ids[k]);
     return hash == c->hash;
+}
+
+static const char *which(uint32_t choice) { /* but for the first */
+    static char text[16];
+    snprintf(text, sizeof text, "/%u", choice);
+    return choice == 0 ? "" : text;
 }
 
 static void ended(struct sim *s, const struct td_flow_action *a) {
@@ -78,7 +87,8 @@ static void ended(struct sim *s, const struct td_flow_action *a) {
     if (!right)
         sim_broken(s, "request %llu: a clean end after %u tokens that is none",
                    (unsigned long long)a->request, c->delivered);
-    sim_note(s, "request %llu ends with %u tokens\n", (unsigned long long)a->request, c->delivered);
+    sim_note(s, "request %llu%s ends with %u tokens\n", (unsigned long long)a->request,
+             which(a->choice), c->delivered);
 }
 
 static void failed(struct sim *s, const struct td_flow_action *a) {
@@ -90,8 +100,9 @@ static void failed(struct sim *s, const struct td_flow_action *a) {
     if (a->fail.status == TD_OK || a->fail.text[0] == 0 || a->fail.n_tokens != c->delivered)
         sim_broken(s, "request %llu: a failure that does not say why",
                    (unsigned long long)a->request);
-    /* An honest answer when pools are small and everybody wants much. */
-    bool shed = a->fail.status == TD_BUSY && c->delivered == 0 && s->o.pages < 64 && !s->calm;
+    /* An honest answer when there are few pages or slots and everybody wants much. */
+    bool small = s->o.pages < 64 || s->o.slots < 8;
+    bool shed = a->fail.status == TD_BUSY && c->delivered == 0 && small && !s->calm;
     if (c->too_long != (a->fail.status == TD_TOO_LONG) && !shed)
         sim_broken(s, "request %llu: %s", (unsigned long long)a->request, a->fail.text);
     if (c->must_end && !c->too_long && !shed)
@@ -100,29 +111,49 @@ static void failed(struct sim *s, const struct td_flow_action *a) {
     if (a->fail.status == TD_BUSY && a->fail.retry_ms == 0)
         sim_broken(s, "request %llu: busy without a time to come back",
                    (unsigned long long)a->request);
-    sim_note(s, "request %llu fails after %u tokens: %s\n", (unsigned long long)a->request,
-             c->delivered, td_status_name(a->fail.status));
+    sim_note(s, "request %llu%s fails after %u tokens: %s\n", (unsigned long long)a->request,
+             which(a->choice), c->delivered, td_status_name(a->fail.status));
+}
+
+static uint32_t choices(const struct sim_client *c) {
+    return c->s.n > 1 ? c->s.n : 1;
 }
 
 void sim_client_submit(struct sim *s, uint32_t i) {
-    struct sim_client *c = &s->client[i];
-    c->state = SIM_LIVE;
-    c->router_life = s->router_life;
-    c->s.request = ++s->next_request;
-    c->s.user = c;
-    c->hash = sim_hash_start();
+    struct sim_client *c = &s->client[SIM_CHOICES * i];
+    uint32_t n = choices(c);
+    uint64_t hash = sim_hash_start();
     for (uint32_t k = 0; k < c->s.n_prompt; k++)
-        c->hash = sim_hash_id(c->hash, c->ids[k]);
+        hash = sim_hash_id(hash, c->ids[k]);
+    c->s.request = s->next_request + 1;
+    c->s.user = c;
+    s->next_request += n;
+    for (uint32_t k = 0; k < n; k++) {
+        c[k].s = c->s;
+        c[k].number = k;
+        c[k].ids = c->ids + k * (c->s.n_prompt + c->s.max_new);
+        c[k].too_long = c->too_long;
+        c[k].must_end = c->must_end;
+        c[k].state = SIM_LIVE;
+        c[k].router_life = s->router_life;
+        c[k].hash = hash;
+    }
     struct td_flow_event ev = {.kind = TD_FLOW_SUBMIT, .submit = c->s};
     sim_router_step(s, &ev);
 }
 
 void sim_client_cancel(struct sim *s, uint32_t i) {
-    struct sim_client *c = &s->client[i];
-    if (c->state != SIM_LIVE || s->flow == NULL || c->router_life != s->router_life) return;
-    c->state = SIM_GONE;
-    struct td_flow_event ev = {.kind = TD_FLOW_CANCEL, .request = c->s.request};
-    sim_router_step(s, &ev);
+    struct sim_client *c = &s->client[SIM_CHOICES * i];
+    if (s->flow == NULL || c->router_life != s->router_life) return;
+    bool live[SIM_CHOICES];
+    for (uint32_t k = 0; k < choices(c); k++) {
+        live[k] = c[k].state == SIM_LIVE;
+        if (live[k]) c[k].state = SIM_GONE; /* all leave before the first CANCEL */
+    }
+    for (uint32_t k = 0; k < choices(c); k++) {
+        struct td_flow_event ev = {.kind = TD_FLOW_CANCEL, .request = c->s.request + k};
+        if (live[k]) sim_router_step(s, &ev);
+    }
 }
 
 /* ---- the shell ---- */
@@ -184,7 +215,7 @@ void sim_router_start(struct sim *s) {
                   .cool_ns = 100 * SIM_MS,
                   .cool_max_ns = SIM_S,
                   .stall_ns = 500 * SIM_MS},
-        .max_requests = 32,
+        .max_requests = 80,
         .lease_ns = 600 * SIM_MS,
         .queue_ns = 8 * SIM_S,
         .admit_ns = 700 * SIM_MS,

@@ -219,7 +219,7 @@ void sim_finish(struct sim *s) {
     while (s->n_heap > 0)
         event_free(heap_pop(s));
     for (uint32_t i = 0; i < SIM_CLIENTS_MAX; i++)
-        free(s->client[i].ids);
+        if (i % SIM_CHOICES == 0) free(s->client[i].ids);
     free(s->heap);
     free(s->link);
     free(s->trace);
@@ -240,7 +240,7 @@ static uint32_t some_length(struct sim *s) {
 }
 
 static void make_client(struct sim *s, uint32_t i) {
-    struct sim_client *c = &s->client[i];
+    struct sim_client *c = &s->client[SIM_CHOICES * i];
     c->s.n_prompt = some_length(s);
     c->s.max_new = sim_chance(s, 150) ? 1 : 1 + (uint32_t)sim_below(s, 60);
     if (sim_chance(s, s->o.reserve_new != 0 ? 400 : 40)) /* grows past a page */
@@ -252,11 +252,14 @@ static void make_client(struct sim *s, uint32_t i) {
     c->s.sampling.ignore_eos = c->s.max_new > 600 && sim_chance(s, 700);
     c->s.whole = sim_chance(s, 300);
     c->s.colocate = s->o.colocate_some && sim_chance(s, 250);
-    c->ids = malloc((c->s.n_prompt + c->s.max_new) * sizeof *c->ids);
+    uint32_t most = s->o.choices < s->o.slots ? s->o.choices : s->o.slots;
+    if (most > 1 && sim_chance(s, 400)) c->s.n = 1 + (uint32_t)sim_below(s, most);
+    c->ids = malloc((c->s.n > 1 ? c->s.n : 1) * (c->s.n_prompt + c->s.max_new) * sizeof *c->ids);
     for (uint32_t k = 0; k < c->s.n_prompt; k++)
         c->ids[k] = (int32_t)(2 + sim_below(s, 997));
     c->s.ids = c->ids;
-    if (sim_chance(s, s->o.stops)) c->stop_after = 1 + (uint32_t)sim_below(s, c->s.max_new);
+    for (uint32_t k = 0; k == 0 || k < c->s.n; k++)
+        if (sim_chance(s, s->o.stops)) c[k].stop_after = 1 + (uint32_t)sim_below(s, c->s.max_new);
 }
 
 static void on_submit(struct sim *s, struct sim_event *e) {
@@ -384,14 +387,14 @@ bool sim_story(struct sim *s) {
                  0;
     plan(s);
     for (uint32_t i = 0; quiet && i < s->o.clients; i++)
-        s->client[i].must_end = true;
+        s->client[SIM_CHOICES * i].must_end = true;
     sim_run(s, (BUSY_S + 2) * SIM_S);
     s->calm = true;
     sim_run(s, (BUSY_S + 12) * SIM_S);
     /* After the storm the cluster serves, and no page is missing. */
-    for (uint32_t i = SIM_CLIENTS_MAX - 4; i < SIM_CLIENTS_MAX && s->failure[0] == 0; i++) {
+    for (uint32_t i = s->o.clients; i < s->o.clients + 4 && s->failure[0] == 0; i++) {
         make_client(s, i);
-        s->client[i].must_end = true;
+        s->client[SIM_CHOICES * i].must_end = true;
         sim_client_submit(s, i);
     }
     sim_run(s, (BUSY_S + 24) * SIM_S);

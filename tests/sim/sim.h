@@ -20,7 +20,8 @@
 
 enum {
     SIM_WORKERS_MAX = 8,
-    SIM_CLIENTS_MAX = 96,
+    SIM_CHOICES = 4, /* most of a request */
+    SIM_CLIENTS_MAX = 48 * SIM_CHOICES,
     SIM_PAGES_MAX = 256,
     SIM_SLOTS_MAX = 16,
     SIM_SLABS_MAX = 64,
@@ -48,6 +49,7 @@ struct sim_options {
     uint32_t cancels, stops;
     uint32_t pages, slots; /* of each worker */
     uint32_t reserve_new;  /* tokens; 0: enough */
+    uint32_t choices;      /* most of a request, by chance; 0 and 1: one */
     bool colocate_some;
     bool steady; /* no message is ever very late */
     bool trace;  /* print everything */
@@ -121,11 +123,13 @@ struct sim_put {
 
 enum sim_client_state { SIM_UNBORN, SIM_LIVE, SIM_ENDED, SIM_FAILED, SIM_GONE };
 
+/* One choice: those of request i are entries SIM_CHOICES * i and the next ones. */
 struct sim_client {
     enum sim_client_state state;
-    struct td_flow_submit s;
+    struct td_flow_submit s; /* of the request; s.request + number is the choice's own */
+    uint32_t number;
     uint32_t router_life;
-    int32_t *ids;
+    int32_t *ids;  /* [n_prompt + max_new] the choice's; the request's prompt is that of choice 0 */
     uint64_t hash; /* of prompt and what was delivered */
     uint32_t delivered;
     int32_t last;
@@ -166,7 +170,7 @@ struct sim {
     struct sim_client client[SIM_CLIENTS_MAX];
     uint64_t preempted; /* by all routers of this world */
     int32_t probe[SIM_PROBE_N];
-    bool calm; /* no more faults */
+    bool calm;             /* no more faults */
     enum td_msg_type lose; /* the next data-plane message of this type is lost; 0: none */
     bool draining_flow;
     char failure[512]; /* first broken invariant */
@@ -211,6 +215,7 @@ td_status sim_unpack(struct sim *s, struct sim_worker *w, const struct td_decode
 void sim_router_start(struct sim *s);
 void sim_router_stop(struct sim *s);
 void sim_router_step(struct sim *s, struct td_flow_event *ev);
+/* Request i, all of its choices. */
 void sim_client_submit(struct sim *s, uint32_t i);
 void sim_client_cancel(struct sim *s, uint32_t i);
 

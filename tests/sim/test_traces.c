@@ -13,9 +13,13 @@
 
 static struct sim world;
 
-static void begin(uint32_t prefills, uint32_t decodes) {
+static void begin_with(uint32_t prefills, uint32_t decodes, uint32_t pages) {
     struct sim_options o;
     sim_defaults(&o, 1);
+    if (pages != 0) {
+        o.pages = pages;
+        o.reserve_new = 16;
+    }
     o.prefills = prefills;
     o.decodes = decodes;
     o.steady = true;
@@ -26,17 +30,26 @@ static void begin(uint32_t prefills, uint32_t decodes) {
     world.trace_len = 0;
 }
 
-static void submit(uint32_t n_prompt, uint32_t max_new) {
+static void begin(uint32_t prefills, uint32_t decodes) {
+    begin_with(prefills, decodes, 0);
+}
+
+static void submit_n(uint32_t n_prompt, uint32_t max_new, uint32_t n) {
     struct sim_client *c = &world.client[0];
+    c->s.n = n;
     c->s.n_prompt = n_prompt;
     c->s.max_new = max_new;
     c->s.sampling.seed = 3;
     c->s.sampling.ignore_eos = true;
-    c->ids = malloc((n_prompt + max_new) * sizeof *c->ids);
+    c->ids = malloc((n > 1 ? n : 1) * (n_prompt + max_new) * sizeof *c->ids);
     for (uint32_t k = 0; k < n_prompt; k++)
         c->ids[k] = (int32_t)(2 + k % 900);
     c->s.ids = c->ids;
     sim_client_submit(&world, 0);
+}
+
+static void submit(uint32_t n_prompt, uint32_t max_new) {
+    submit_n(n_prompt, max_new, 1);
 }
 
 static struct sim_worker *worker(const char *name) {
@@ -279,6 +292,115 @@ static void test_lost_manifest(void **state) {
     lose_one(TD_MSG_MANIFEST);
 }
 
+/* ---- several choices ---- */
+
+static void test_choices(void **state) {
+    (void)state;
+    begin(1, 1);
+    submit_n(700, 2, 3);
+    run_ms(500);
+    assert_string_equal(world.trace, "router -> decode@0 ADMIT 1.1 n=3\n"
+                                     "decode@0 -> router ADMIT_REPLY 1.1 OK\n"
+                                     "router -> prefill@0 PREFILL 1.1 n=3\n"
+                                     "prefill@0 -> router TOKENS 1.1 #0\n"
+                                     "prefill@0 -> router TOKENS 1.1/1 #0\n"
+                                     "prefill@0 -> router TOKENS 1.1/2 #0\n"
+                                     "prefill@0 -> router RELEASED 1.1\n"
+                                     "decode@0 -> router TOKENS 1.1 #1\n"
+                                     "decode@0 -> router FINISHED 1.1\n"
+                                     "request 1 ends with 2 tokens\n"
+                                     "decode@0 -> router TOKENS 1.1/1 #1\n"
+                                     "decode@0 -> router FINISHED 1.1/1\n"
+                                     "request 1/1 ends with 2 tokens\n"
+                                     "decode@0 -> router TOKENS 1.1/2 #1\n"
+                                     "decode@0 -> router FINISHED 1.1/2\n"
+                                     "request 1/2 ends with 2 tokens\n"
+                                     "decode@0 -> router RELEASED 1.1\n");
+    assert_baseline();
+    sim_finish(&world);
+}
+
+static void test_one_choice_stops_early(void **state) {
+    (void)state;
+    begin(1, 1);
+    struct td_msg_ledger l;
+    world.client[1].stop_after = 3;
+    submit_n(700, 200, 3);
+    run_ms(150);
+    assert_true(said("router -> decode@0 CANCEL 1.1/1\n"));
+    assert_int_equal(world.client[1].state, SIM_ENDED);
+    td_decode_ledger(worker("decode@0")->d, &l);
+    assert_int_equal(l.slots_owned, 2);
+    assert_int_equal(l.pages_shared, 2); /* of 2 + 3 * 2 */
+    assert_int_equal(l.pages_owned, 6);
+    run_ms(1000);
+    assert_true(said("request 1 ends with 200 tokens\n"));
+    assert_true(said("request 1/2 ends with 200 tokens\n"));
+    assert_baseline();
+    sim_finish(&world);
+}
+
+static void test_choices_cancelled_midway(void **state) {
+    (void)state;
+    begin(1, 1);
+    submit_n(700, 400, 3);
+    run_ms(150);
+    assert_in_range(world.client[2].delivered, 2, 399);
+    world.trace_len = 0;
+    sim_client_cancel(&world, 0);
+    run_ms(50);
+    assert_true(said("router -> decode@0 CANCEL 1.1/0\n"));
+    assert_true(said("router -> decode@0 CANCEL 1.1/1\n"));
+    assert_true(said("router -> decode@0 CANCEL 1.1\n"));
+    assert_true(said("decode@0 -> router RELEASED 1.1\n"));
+    assert_baseline();
+    sim_finish(&world);
+}
+
+/* Twelve pages: three choices fill them at position 1536. The last one makes room, comes back with
+ * what it had when there is room, and all three are what they would have been (the client checks
+ * every token). */
+static void test_a_choice_is_preempted(void **state) {
+    (void)state;
+    begin_with(1, 1, 12);
+    submit_n(1000, 600, 3);
+    run_ms(2000);
+    assert_true(said("decode@0 -> router FAILED 1.1/2 PREEMPTED\n"));
+    assert_true(said("router -> decode@0 ADMIT 3.2\n"));
+    assert_false(said("FAILED 1.1/1"));
+    assert_false(said("FAILED 1.1/0"));
+    run_ms(4000);
+    for (uint32_t c = 0; c < 3; c++) {
+        assert_int_equal(world.client[c].state, SIM_ENDED);
+        assert_int_equal(world.client[c].delivered, 600);
+    }
+    assert_baseline();
+    sim_finish(&world);
+}
+
+static void test_decode_dies_under_choices(void **state) {
+    (void)state;
+    for (int whole = 0; whole < 2; whole++) {
+        begin(1, 2);
+        world.client[0].s.whole = whole;
+        world.client[1].stop_after = 2; /* has its answer before */
+        submit_n(600, 200, 3);
+        run_ms(150);
+        sim_worker_kill(&world,
+                        worker(said("decode@0 -> router TOKENS 1.1") ? "decode@0" : "decode@1"));
+        run_ms(2000);
+        assert_int_equal(world.client[1].state, SIM_ENDED);
+        for (uint32_t c = 0; c < 3; c += 2) { /* a stream never ends cleanly then */
+            assert_int_equal(world.client[c].state, whole ? SIM_ENDED : SIM_FAILED);
+            if (whole) assert_int_equal(world.client[c].delivered, 200);
+        }
+        assert_true(said("PREFILL 1.2\n") == (whole == 1));
+        assert_true(said("PREFILL 3.2\n") == (whole == 1));
+        assert_false(said("PREFILL 2.2\n"));
+        sim_finish(&world);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nothing_goes_wrong),
@@ -293,6 +415,11 @@ int main(void) {
         cmocka_unit_test(test_frozen_decode_and_its_landing_slabs),
         cmocka_unit_test(test_lost_verdict),
         cmocka_unit_test(test_lost_manifest),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_one_choice_stops_early),
+        cmocka_unit_test(test_choices_cancelled_midway),
+        cmocka_unit_test(test_a_choice_is_preempted),
+        cmocka_unit_test(test_decode_dies_under_choices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
