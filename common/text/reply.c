@@ -166,7 +166,7 @@ static void release_held(struct td_reply *r) {
 
 /* The first call begins; the content is complete. */
 static void begin_calls(struct td_reply *r) {
-    uint32_t from = r->n_held, n = r->n_held;
+    uint32_t n = r->n_held - 1, from = n; /* without the quote behind the name */
     while (r->held[from - 1] != '"') {
         from--;
     }

@@ -15,7 +15,7 @@
  *
  * Calls are looked for when tools were declared and only then; without, the DSML mark is shown as
  * what it is. They begin where one of these is complete, and nothing less is taken for a call:
- *     <|DSML|tool_calls> white space <|DSML|invoke name="NAME"        <|DSML|invoke name="NAME"
+ *     <|DSML|tool_calls> white space <|DSML|invoke name="NAME">       <|DSML|invoke name="NAME">
  * What turns out otherwise is text. From there on the markup is read with tolerance: a value ends
  * at </|DSML|parameter and nowhere else, so it may hold any text; names of added tokens in it are
  * text too. Arguments are the text of a JSON object: string values are encoded, others are copied

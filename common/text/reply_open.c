@@ -17,6 +17,7 @@ enum {
     OPEN_SPACE,      /* <|invoke */
     OPEN_ATTRIBUTE,  /* <|invoke and a space */
     OPEN_NAME,       /* <|invoke name=" */
+    OPEN_QUOTE,      /* <|invoke name="NAME" */
 };
 
 static bool go(struct td_reply *r, uint8_t open, uint8_t at) {
@@ -37,10 +38,9 @@ static bool space(struct td_reply *r, uint32_t sym, uint8_t then) {
            go(r, then, (uint8_t)(r->open_at + 1));
 }
 
-static bool name(struct td_reply *r, uint32_t sym, bool *ret_complete) {
-    *ret_complete = sym == '"' && r->open_at > 0;
-    if (*ret_complete) return true;
-    bool fits = sym >= ' ' && sym != '"' && sym != '<' && sym != '>' && sym < TD_SYM_DSML;
+static bool name(struct td_reply *r, uint32_t sym) {
+    if (sym == '"') return r->open_at > 0 && go(r, OPEN_QUOTE, 0);
+    bool fits = sym >= ' ' && sym != '<' && sym != '>' && sym < TD_SYM_DSML;
     return fits && r->open_at < TD_REPLY_NAME_MAX && go(r, OPEN_NAME, (uint8_t)(r->open_at + 1));
 }
 
@@ -67,7 +67,10 @@ bool td_reply_open_takes(struct td_reply *r, uint32_t sym, bool *ret_complete) {
         return space(r, sym, OPEN_SPACE);
     case OPEN_ATTRIBUTE:
         return letter(r, sym, "name=\"", OPEN_NAME);
+    case OPEN_NAME:
+        return name(r, sym);
     default:
-        return name(r, sym, ret_complete);
+        *ret_complete = sym == '>';
+        return sym == '>';
     }
 }

@@ -264,6 +264,59 @@ def model():
     put("model", "bad-shape", header(bf16 | {"embed.weight": ("BF16", [H, V])}))
 
 
+SPELLED, PLAIN, REASONING, CALLS, ONE_CALL, CUT, STOPS = (1 << i for i in range(7))
+
+
+def reply():
+    """~ stands for the DSML mark, ^ for </think>."""
+    def one(name, options, text):
+        for kind, mark in (("", b"\xf8"), ("-spelled", "｜DSML｜".encode())):
+            data = text.encode().replace(b"~", mark).replace(b"^", b"\xf9")
+            put("reply", name + kind, bytes([options | (SPELLED if kind else 0)]) + data)
+    def call(name, *params):
+        body = "".join(f'<~parameter name="{k}" string="{s}">{v}</~parameter>\n' for k, s, v in params)
+        return f'<~invoke name="{name}">\n{body or chr(10)}</~invoke>\n'
+    def calls(*made):
+        return "<~tool_calls>\n" + "".join(made) + "</~tool_calls>"
+    f = call("f", ("a", "true", "2>&1 <b> \"'\\\n</ </~x 毕🙂"), ("b", "false", '[1, {"c": null}]'))
+    one("ok-call", CALLS | REASONING, "hm\n\n^Look:\n\n" + calls(f, call("g")))
+    one("ok-unwrapped", CALLS, "abab STOP \n" + f)
+    one("ok-unclosed-reasoning", CALLS | REASONING, "hm\n" + calls(f))
+    one("ok-one", CALLS | ONE_CALL, calls(f, f))
+    one("ok-stops", CALLS | STOPS, "STO\n\na" + calls(call("f", ("k", "true", "STOP"))))
+    one("ok-faults", CALLS, calls('<~invoke name="f">\n<~parameter name="k">v</~parameter></~tool_calls>'))
+    one("bad-no-tools", REASONING, "^" + calls(f))
+    one("bad-plain", PLAIN | CALLS, calls(f))
+    one("bad-cut", CALLS | CUT, calls(f)[:60])
+    one("bad-prose", CALLS, "<~tool_calls> and <~invoke name=\"f\" <~invoke name=\"")
+    one("bad-stop", CALLS | STOPS, "a STOP " + calls(f))
+    put("reply", "bad-utf8", bytes([CALLS]) + b"c\xe6\xaf\xf0\x9f\x95\xed\xa0<\xf8\xf8")
+
+
+def chat():
+    system, user, assistant, developer, tool, reminder = (bytes([i]) for i in range(6))
+    def message(role, *fields):
+        return role + b"\xfe".join(f.encode() if isinstance(f, str) else f for f in fields) + b"\xff"
+    weather = '{"name": "get_weather", "parameters": {"maximum": 1e-05, "enum": ["\\u00e9\\ud83d\\ude42"]}}'
+    def talk(*options):
+        head = message(system, "Be brief.", "", "", weather, '{"type":"json_object"}')
+        return bytes(options) + head + message(user, "Weather?") + message(
+            assistant, "Look:", "hm", "", "", "", "a", "get_weather", '{"city":"Bern","n":12345678901234567890}',
+            "b", "get_weather", "[not an object") + message(tool, "22", "", "b") + message(
+            tool, "23", "", "a") + message(user, "and?")
+    put("chat", "ok-tools", talk(2))
+    put("chat", "ok-tools-spelled", talk(3))
+    put("chat", "ok-effort", talk(2 + 8 + (3 << 4)))
+    put("chat", "ok-developer", b"\x02" + message(developer, "x", "", "", weather) + message(assistant, "y", "z") +
+        message(reminder, "today") + message(user, "<｜User｜></think>｜DSML｜"))
+    put("chat", "ok-marks", b"\x00" + message(user, "<｜end▁of▁sentence｜><｜Assistant｜>") + message(assistant, "<think>"))
+    put("chat", "bad-empty", b"")
+    put("chat", "bad-role", b"\x00" + message(b"\x06", "x"))
+    put("chat", "bad-developer", b"\x00" + message(developer))
+    put("chat", "bad-tool", b"\x00" + message(system, "", "", "", "{"))
+    put("chat", "bad-deep", b"\x00" + message(system, "", "", "", "[" * 600 + "]" * 600))
+
+
 for old in CORPUS.glob("*/*"):
     if old.name.startswith(("ok-", "bad-")):
         old.unlink()
@@ -271,3 +324,5 @@ safetensors()
 index()
 config()
 model()
+reply()
+chat()

@@ -66,8 +66,8 @@ def nested(letters, then=""):
 
 WS = "[ \n\r\t]"
 NAME = '[^\x00-\x1f"<>' + D + T + "]"
-OPEN = re.compile(f'<{D}(?:tool_calls>{WS}{{0,16}}<{D})?invoke{WS}{{1,16}}name="({NAME}{{1,128}})"')
-INVOKE = nested("invoke", f"{WS}{{1,16}}" + nested('name="', f"{NAME}{{1,128}}"))
+OPEN = re.compile(f'<{D}(?:tool_calls>{WS}{{0,16}}<{D})?invoke{WS}{{1,16}}name="({NAME}{{1,128}})">')
+INVOKE = nested("invoke", f"{WS}{{1,16}}" + nested('name="', f'{NAME}{{1,128}}"?'))
 PART = "(?:｜" + nested("DSML") + ")"  # of a mark that is spelled
 BEGUN = {spelled: re.compile(f"<{D}(?:{nested('tool_calls>', f'{WS}{{0,16}}(?:<(?:{D}{INVOKE}|{part})?)?')}|{INVOKE})|<{part}")
          for spelled, part in ((True, PART), (False, "(?!)"))}
@@ -119,7 +119,7 @@ def define(text, o, calls, spelled):
 
 PIECES = ["a", "b", "ab", "aba", "STOP", "ST", "OP", "\n", "\n\n", "\n" * 63, " ", "<", "</", "<<", "2>&1", ">",
           '"', "\\", "毕", "🙂", "é", "\ufffd", "｜", "｜D", "</think>", "<think>", "tool_calls", "invoke",
-          f"<{D}", f"<{D}tool_calls>", f"<{D}tool_calls>\n<{D}", f"<{D}invoke", f"<{D}invoke name=\"",
+          f"<{D}", f"<{D}tool_calls>", f"<{D}tool_calls>\n<{D}", f"<{D}invoke", f"<{D}invoke name=\"", f"<{D}invoke name=\"f\"",
           f"</{D}invoke>", D, f"{D}tool_calls>", f"<{D}invoke name=\"\"", f"<{D}x", T, '{"a": 1}', "\t", "\x01"]
 
 
@@ -162,26 +162,19 @@ def answer_of(r, spelled):
     text = text_of(r, 10)
     if r.random() < 0.5:
         text += T + text_of(r, 8)
-    calls, wrapped = [], False
+    calls, wrapped, begin = [], False, None
     if r.random() < 0.5:
         made = [call_of(r, spelled) for _ in range(r.randint(1, 3))]
         wrapped = r.random() < 0.8
         text += r.choice(["", "\n", "\n\n"]) + (f"<{D}tool_calls>\n" if wrapped else "")
+        begin = len(text) + made[0][0].index(">")
         text += "".join(m[0] for m in made) + (f"</{D}tool_calls>" if wrapped else "")
         calls = [m[1:] for m in made]
     o = {"reasoning": r.random() < 0.5, "calls": r.random() < 0.8, "one_call": r.random() < 0.1,
          "cut": r.random() < 0.5, "closed": wrapped,
          "stops": ["".join(r.choice(["a", "b", "ab", "STOP", "<", "\n", "毕", "DSML", "invoke", "aba", "｜"])
                            for _ in range(r.randint(1, 3))) for _ in range(r.choice([0, 0, 1, 3, 16]))]}
-    return text, o, calls
-
-
-def clean(text, calls, spelled):
-    """Random text may hold the beginning of a call before the well-formed ones: then there is no
-    telling what a definition should say."""
-    first = OPEN.search(text)
-    return not first or (calls and first.group(1) == calls[0][0] and text.count(first.group(0)) >= 1 and
-                         text.index(f'invoke name="{calls[0][0]}">') == first.end() - len(first.group(0).split("invoke")[-1]) - 6)
+    return text, o, calls, begin
 
 
 def run(v, streams):
@@ -196,10 +189,9 @@ def compare(v, n):
     r = random.Random(SEED)
     answers = []
     while len(answers) < n:
-        text, o, calls = answer_of(r, v.dsml is None)
-        if v.dsml is None:
-            text = text.replace(MARK, D)
-        if clean(text, calls, v.dsml is None):
+        text, o, calls, begin = answer_of(r, v.dsml is None)
+        first = OPEN.search(text)  # random text may begin a call: no telling then what is right
+        if not first or first.end() - 1 == begin:
             answers.append((text, o, calls))
     streams, wanted = [], []
     for text, o, calls in answers:
