@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Adds up meson's test logs: names what failed, prints each skip's reason, then the one line
+"""Adds up meson's test logs: the ten slowest, what failed, each skip's reason, then the one line
 
     tests: N passed, N failed, N skipped
 
@@ -9,6 +9,7 @@ import json
 import sys
 
 passed = failed = skipped = 0
+took = []
 for path in sys.argv[1:]:
     try:
         with open(path, encoding="utf-8") as log:
@@ -19,6 +20,7 @@ for path in sys.argv[1:]:
         continue
     for r in results:
         name = f"{path.split('/')[0]}: {r['name']}"
+        took.append((r["duration"], name))
         if r["result"] in ("OK", "EXPECTEDFAIL"):
             passed += 1
         elif r["result"] == "SKIP":
@@ -30,5 +32,8 @@ for path in sys.argv[1:]:
         else:
             failed += 1
             print(f"failed {name}: {r['result']}")
+print(f"the slowest of {sum(t for t, _ in took):.0f} s:")
+for seconds, name in sorted(took, reverse=True)[:10]:
+    print(f"{seconds:8.1f} s  {name}")
 print(f"tests: {passed} passed, {failed} failed, {skipped} skipped")
 sys.exit(1 if failed or not passed else 0)
