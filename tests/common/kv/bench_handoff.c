@@ -1,0 +1,183 @@
+/* What checksums cost in a handoff: the bytes of one prompt packed from a cold pool into a send slab,
+ * put into a landing slab (a memcpy: over shared memory a put is one), verified and unpacked into
+ * another cold pool, with checksums and without, in turns in one run. Without means that the linker
+ * put a function in place of td_checksum that adds nothing; everything else is the code that serves.
+ *
+ * usage: bench_handoff [TOKENS [ROUNDS]]     (4509, 40)
+ * Two layouts: the bundled model's (6 layers, bf16 rows) and DeepSeek-V4-Flash's (43 layers, FP8
+ * rows), both with bf16 keys. Pools are larger than the caches and every round takes other pages.
+ * Prints medians of processor time, because a machine may be shared. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/kv/checksum.h"
+#include "common/kv/wire.h"
+
+enum { SLAB = 8 << 20, MAX_ROUNDS = 400, POOL_BYTES = 512 << 20, SLOTS = 8 };
+enum part { PACK, PUT, UNPACK, PARTS };
+
+uint64_t __real_td_checksum(const void *bytes, size_t len);
+uint64_t __wrap_td_checksum(const void *bytes, size_t len);
+
+static bool with_checksums = true;
+
+uint64_t __wrap_td_checksum(const void *bytes, size_t len) {
+    return with_checksums ? __real_td_checksum(bytes, len) : len;
+}
+
+struct side {
+    uint8_t *pool, *slots;
+};
+
+struct bench {
+    struct td_kv_layout l;
+    struct side from, to;
+    uint8_t *send, *landing;
+    uint32_t tokens, next_page, next_slot;
+    double spent[2][PARTS + 1][MAX_ROUNDS]; /* [checksums][part or sum][round], ns */
+};
+
+static void need(bool ok, const char *what) {
+    if (ok) return;
+    fprintf(stderr, "bench_handoff: %s\n", what);
+    exit(1);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static void *filled(size_t bytes) {
+    uint64_t *p = aligned_alloc(64, (bytes + 63) & ~(size_t)63), x = 88172645463325252u;
+    need(p != NULL, "no memory");
+    for (size_t i = 0; i < bytes / 8; i++) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        p[i] = x;
+    }
+    return p;
+}
+
+/* Blocks first..first+n-1 of the prompt through one slab; block page_blocks is the slot. */
+static void slab(struct bench *b, uint32_t first, uint32_t n, double spent[PARTS]) {
+    const struct td_kv_ticket ticket = {1, 2};
+    const struct td_kv_layout *l = &b->l;
+    uint32_t pages = td_kv_page_blocks(b->tokens);
+    size_t used = 0, len[SLAB / sizeof(struct td_kv_block_header)];
+    struct td_error err;
+    uint8_t *slot_from = b->from.slots + b->next_slot * l->slot_bytes;
+    uint8_t *slot_to = b->to.slots + b->next_slot * l->slot_bytes;
+    td_status st = TD_OK;
+    double t[PARTS + 1] = {now()};
+    for (uint32_t i = 0; i < n && st == TD_OK; i++) {
+        if (first + i < pages)
+            st = td_kv_pack_page(l, b->from.pool, (b->next_page + first + i) % l->pages, ticket,
+                                 first + i, td_kv_block_tokens(b->tokens, first + i),
+                                 b->send + used, SLAB - used, &len[i], NULL, &err);
+        else
+            st = td_kv_pack_slot(l, slot_from, ticket, b->tokens, b->send + used, SLAB - used,
+                                 &len[i], NULL, &err);
+        used += len[i];
+    }
+    t[1] = now();
+    memcpy(b->landing, b->send, used);
+    t[2] = now();
+    used = 0;
+    for (uint32_t i = 0; i < n && st == TD_OK; used += len[i++])
+        if (first + i < pages)
+            st = td_kv_unpack_page(l, b->landing + used, len[i], ticket, b->tokens, first + i,
+                                   b->to.pool, (b->next_page + first + i) % l->pages, NULL, &err);
+        else
+            st = td_kv_unpack_slot(l, b->landing + used, len[i], ticket, b->tokens, slot_to, NULL,
+                                   &err);
+    t[3] = now();
+    need(st == TD_OK, st == TD_OK ? "" : err.text);
+    for (int p = 0; p < PARTS; p++)
+        spent[p] += t[p + 1] - t[p];
+}
+
+static void handoff(struct bench *b, int round) {
+    uint32_t pages = td_kv_page_blocks(b->tokens);
+    uint32_t fit = (uint32_t)(SLAB / td_kv_page_block_bytes_max(&b->l));
+    double spent[PARTS] = {0};
+    for (uint32_t at = 0; at < pages; at += fit)
+        slab(b, at, pages - at < fit ? pages - at : fit, spent);
+    slab(b, pages, 1, spent);
+    b->next_page = (b->next_page + pages) % b->l.pages;
+    b->next_slot = (b->next_slot + 1) % SLOTS;
+    double *sum = &b->spent[with_checksums][PARTS][round];
+    *sum = 0;
+    for (int p = 0; p < PARTS; p++) {
+        b->spent[with_checksums][p][round] = spent[p];
+        *sum += spent[p];
+    }
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, int n) {
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return v[n / 2];
+}
+
+static void run(const char *what, uint32_t layers, const uint8_t *ratio, enum td_kv_row_dtype row,
+                uint32_t tokens, int rounds) {
+    static const char *const part[PARTS + 1] = {"pack", "put", "verify, unpack", "all"};
+    static struct bench b;
+    struct td_error err;
+    b = (struct bench){.tokens = tokens};
+    need(td_kv_layout_init(&b.l, layers, ratio, row, TD_KV_KEY_BF16, 1, 1, &err) == TD_OK, "layout");
+    uint32_t pages = (uint32_t)(POOL_BYTES / b.l.pool_bytes);
+    need(td_kv_layout_init(&b.l, layers, ratio, row, TD_KV_KEY_BF16, pages, 1, &err) == TD_OK,
+         "layout");
+    need(td_kv_page_blocks(tokens) <= pages && td_kv_slot_block_bytes_max(&b.l) <= 2 * SLAB,
+         "more tokens than the pool holds");
+    struct side *side[] = {&b.from, &b.to};
+    for (int i = 0; i < 2; i++) {
+        side[i]->pool = filled(b.l.pool_bytes);
+        side[i]->slots = filled(b.l.slot_bytes * SLOTS);
+    }
+    b.send = filled(2 * SLAB);
+    b.landing = filled(2 * SLAB);
+    double bytes = (double)td_kv_slot_block_bytes(&b.l, tokens);
+    for (uint32_t i = 0; i < td_kv_page_blocks(tokens); i++)
+        bytes += (double)td_kv_page_block_bytes(&b.l, td_kv_block_tokens(tokens, i));
+    for (int r = -2; r < rounds; r++)
+        for (int k = 0; k < 2; k++) {
+            with_checksums = (r + k) & 1;
+            handoff(&b, r < 0 ? 0 : r);
+        }
+    printf("%s: %u tokens, %.2f MB, medians of %d rounds\n", what, tokens, bytes / 1e6, rounds);
+    for (int p = 0; p <= PARTS; p++) {
+        double off = median(b.spent[0][p], rounds), on = median(b.spent[1][p], rounds);
+        printf("  %-16s %8.3f ms with checksums, %8.3f ms without, %5.2f GB/s; checksums are %4.1f %%\n",
+               part[p], on / 1e6, off / 1e6, bytes / on, 100 * (on - off) / on);
+    }
+    for (int i = 0; i < 2; i++) {
+        free(side[i]->pool);
+        free(side[i]->slots);
+    }
+    free(b.send);
+    free(b.landing);
+}
+
+int main(int argc, char **argv) {
+    uint32_t tokens = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 4509;
+    int rounds = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 40;
+    static const uint8_t needle[] = {0, 0, 4, 128, 4, 4};
+    uint8_t flash[43] = {0};
+    for (int i = 2; i < 43; i++)
+        flash[i] = i % 2 ? 128 : 4;
+    if (tokens == 0 || rounds < 1 || rounds > MAX_ROUNDS) return 2;
+    run("bundled model", sizeof needle, needle, TD_KV_ROW_BF16, tokens, rounds);
+    run("DeepSeek-V4-Flash", sizeof flash, flash, TD_KV_ROW_FP8, tokens, rounds);
+    return 0;
+}
