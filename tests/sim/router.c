@@ -100,9 +100,10 @@ static void failed(struct sim *s, const struct td_flow_action *a) {
     if (a->fail.status == TD_OK || a->fail.text[0] == 0 || a->fail.n_tokens != c->delivered)
         sim_broken(s, "request %llu: a failure that does not say why",
                    (unsigned long long)a->request);
-    /* An honest answer when there are few pages or slots and everybody wants much. */
-    bool small = s->o.pages < 64 || s->o.slots < 8;
-    bool shed = a->fail.status == TD_BUSY && c->delivered == 0 && small && !s->calm;
+    /* An honest answer when there are few pages and everybody wants much, or when workers die and
+     * hang. */
+    bool scarce = s->o.pages < 64 || !c->must_end;
+    bool shed = a->fail.status == TD_BUSY && c->delivered == 0 && scarce && !s->calm;
     if (c->too_long != (a->fail.status == TD_TOO_LONG) && !shed)
         sim_broken(s, "request %llu: %s", (unsigned long long)a->request, a->fail.text);
     if (c->must_end && !c->too_long && !shed)
