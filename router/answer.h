@@ -10,10 +10,29 @@
 #ifndef TD_ROUTER_ANSWER_H
 #define TD_ROUTER_ANSWER_H
 
-#include "common/text/chat.h"
+#include "common/text/reply.h"
 #include "proto/msg.h"
 #include "router/api_params.h"
 #include "router/sse.h"
+
+/* A tool call of an answer that is not streamed. */
+struct td_answer_call {
+    struct td_json_out name, arguments; /* plain text */
+};
+
+/* The text of one choice: from its tokens to what its client was told or will be. */
+struct td_answer_text {
+    struct td_reply reply;
+    bool reply_ready;
+    bool stopped;                          /* a stop string is complete, or the calls are */
+    struct td_json_out content, reasoning; /* plain text, of an answer that is not streamed */
+    struct td_answer_call *calls;          /* [n_calls] */
+    uint32_t n_calls;
+    struct td_token *tokens; /* [cap_tokens]: logprobs not yet written */
+    uint32_t n_tokens, cap_tokens;
+    uint64_t text_offset; /* code points before tokens[0] */
+    uint32_t n_reasoning; /* tokens inside the reasoning, the mark that ends it included */
+};
 
 struct td_answer {
     struct td_api_params params; /* its stops are not valid any more */
@@ -21,16 +40,9 @@ struct td_answer {
     const char *model;           /* borrowed */
     char id[40];                 /* "chatcmpl-..." or "cmpl-..." */
     int64_t created;
-    struct td_output output;
-    bool output_ready;
-    bool stopped;    /* a stop string is complete */
     bool broken;     /* no memory: the stream was cut, the connection let go */
     uint64_t n_sent; /* chunks */
-    struct td_json_out content, reasoning; /* plain text, of an answer that is not streamed */
-    struct td_token *tokens;               /* [cap_tokens]: logprobs not yet written */
-    uint32_t n_tokens, cap_tokens;
-    uint64_t text_offset; /* code points before tokens[0] */
-    uint32_t n_reasoning; /* tokens inside the reasoning, the mark that ends it included */
+    struct td_answer_text text;
 };
 
 /* Takes the parameters and the memory of the output machine. `prompt` tells whether the answer
@@ -42,7 +54,7 @@ void td_answer_finish(struct td_answer *a);
 
 /* Streamed answers: head and first chunk. Others: nothing yet. */
 void td_answer_begin(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch);
-/* Tokens in order. When a stop string is complete, a->stopped is set; later tokens are dropped.
+/* Tokens in order. When the text is complete, a->text.stopped is set; later tokens are dropped.
  * Afterwards a->broken says whether `c` is gone. */
 void td_answer_tokens(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
                       const struct td_token *tokens, uint32_t n);
@@ -56,11 +68,18 @@ void td_answer_fail(struct td_answer *a, struct td_http_conn *c, struct td_json_
 
 /* ---- answer_json.c, for answer.c ---- */
 
-enum td_chunk { TD_CHUNK_ROLE, TD_CHUNK_REASONING, TD_CHUNK_CONTENT, TD_CHUNK_LAST };
+enum td_chunk {
+    TD_CHUNK_ROLE,
+    TD_CHUNK_REASONING,
+    TD_CHUNK_CONTENT,
+    TD_CHUNK_CALL,      /* a call begins: text is its name */
+    TD_CHUNK_ARGUMENTS, /* more of its arguments */
+    TD_CHUNK_LAST,
+};
 
-/* One chunk with its text and the logprobs waiting in `a` (which it empties). `finish` NULL: none.
- */
-void td_answer_chunk(struct td_answer *a, struct td_json_out *w, enum td_chunk kind,
+/* One chunk with its text and the logprobs waiting in `a` (which it empties). `call`: number of the
+ * call it is about. `finish` NULL: none. */
+void td_answer_chunk(struct td_answer *a, struct td_json_out *w, enum td_chunk kind, uint32_t call,
                      const char *text, size_t n, const char *finish);
 void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w, uint32_t n_prompt,
                            uint32_t n_tokens);

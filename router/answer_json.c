@@ -1,4 +1,5 @@
 /* Answers and their chunks as the OpenAI API writes them. */
+#include <stdio.h>
 #include <string.h>
 
 #include "router/answer.h"
@@ -32,8 +33,8 @@ static void chat_logprobs(struct td_json_out *w, const struct td_answer *a) {
     td_json_open(w, '{');
     td_json_key(w, "content");
     td_json_open(w, '[');
-    for (uint32_t i = 0; i < a->n_tokens; i++) {
-        const struct td_token *t = &a->tokens[i];
+    for (uint32_t i = 0; i < a->text.n_tokens; i++) {
+        const struct td_token *t = &a->text.tokens[i];
         td_json_open(w, '{');
         chat_entry(w, a, t->id, t->logprob);
         td_json_key(w, "top_logprobs");
@@ -65,8 +66,8 @@ static uint64_t code_points(const struct td_answer *a, int32_t id) {
 
 static void completion_tops(struct td_json_out *w, const struct td_answer *a) {
     td_json_open(w, '[');
-    for (uint32_t i = 0; i < a->n_tokens; i++) {
-        const struct td_token *t = &a->tokens[i];
+    for (uint32_t i = 0; i < a->text.n_tokens; i++) {
+        const struct td_token *t = &a->text.tokens[i];
         td_json_open(w, '{');
         for (uint32_t k = 0; k < t->n_top && k < a->params.sampling.top_logprobs; k++) {
             token_text(w, a, t->top[k].id);
@@ -83,13 +84,13 @@ static void completion_logprobs(struct td_json_out *w, const struct td_answer *a
     td_json_open(w, '{');
     td_json_key(w, "tokens");
     td_json_open(w, '[');
-    for (uint32_t i = 0; i < a->n_tokens; i++)
-        token_text(w, a, a->tokens[i].id);
+    for (uint32_t i = 0; i < a->text.n_tokens; i++)
+        token_text(w, a, a->text.tokens[i].id);
     td_json_close(w, ']');
     td_json_key(w, "token_logprobs");
     td_json_open(w, '[');
-    for (uint32_t i = 0; i < a->n_tokens; i++)
-        td_json_num(w, (double)a->tokens[i].logprob);
+    for (uint32_t i = 0; i < a->text.n_tokens; i++)
+        td_json_num(w, (double)a->text.tokens[i].logprob);
     td_json_close(w, ']');
     td_json_key(w, "top_logprobs");
     if (a->params.sampling.top_logprobs)
@@ -98,10 +99,10 @@ static void completion_logprobs(struct td_json_out *w, const struct td_answer *a
         td_json_null(w);
     td_json_key(w, "text_offset");
     td_json_open(w, '[');
-    uint64_t at = a->text_offset;
-    for (uint32_t i = 0; i < a->n_tokens; i++) {
+    uint64_t at = a->text.text_offset;
+    for (uint32_t i = 0; i < a->text.n_tokens; i++) {
         td_json_u64(w, at);
-        at += code_points(a, a->tokens[i].id);
+        at += code_points(a, a->text.tokens[i].id);
     }
     td_json_close(w, ']');
     td_json_close(w, '}');
@@ -110,7 +111,7 @@ static void completion_logprobs(struct td_json_out *w, const struct td_answer *a
 /* The field "logprobs" of a choice; what waited is written then. */
 static void logprobs(struct td_json_out *w, struct td_answer *a) {
     td_json_key(w, "logprobs");
-    if (!a->params.sampling.logprobs || (a->params.stream && a->n_tokens == 0)) {
+    if (!a->params.sampling.logprobs || (a->params.stream && a->text.n_tokens == 0)) {
         td_json_null(w);
         return;
     }
@@ -118,9 +119,9 @@ static void logprobs(struct td_json_out *w, struct td_answer *a) {
         chat_logprobs(w, a);
     else
         completion_logprobs(w, a);
-    for (uint32_t i = 0; i < a->n_tokens; i++)
-        a->text_offset += code_points(a, a->tokens[i].id);
-    a->n_tokens = 0;
+    for (uint32_t i = 0; i < a->text.n_tokens; i++)
+        a->text.text_offset += code_points(a, a->text.tokens[i].id);
+    a->text.n_tokens = 0;
 }
 
 static void head(struct td_json_out *w, const struct td_answer *a, const char *object) {
@@ -159,7 +160,7 @@ static void usage(struct td_json_out *w, const struct td_answer *a, uint32_t n_p
         td_json_key(w, "completion_tokens_details");
         td_json_open(w, '{');
         td_json_key(w, "reasoning_tokens");
-        td_json_u64(w, a->n_reasoning);
+        td_json_u64(w, a->text.n_reasoning);
         td_json_close(w, '}');
     }
     td_json_close(w, '}');
@@ -169,21 +170,58 @@ static const char *chunk_object(const struct td_answer *a) {
     return a->params.kind == TD_API_CHAT ? "chat.completion.chunk" : "text_completion";
 }
 
-static void chat_delta(struct td_json_out *w, enum td_chunk kind, const char *text, size_t n) {
+/* Unique in this router's life: the answer's own id, and the number of the call in it. */
+static void call_id(struct td_json_out *w, const struct td_answer *a, uint32_t call) {
+    char id[64];
+    const char *own = strchr(a->id, '-');
+    snprintf(id, sizeof id, "call_%s%02x", own ? own + 1 : a->id, call);
+    td_json_key(w, "id");
+    td_json_text(w, id);
+}
+
+static void call_delta(struct td_json_out *w, const struct td_answer *a, bool begins, uint32_t call,
+                       const char *text, size_t n) {
+    td_json_key(w, "tool_calls");
+    td_json_open(w, '[');
+    td_json_open(w, '{');
+    td_json_key(w, "index");
+    td_json_u64(w, call);
+    if (begins) {
+        call_id(w, a, call);
+        td_json_key(w, "type");
+        td_json_text(w, "function");
+    }
+    td_json_key(w, "function");
+    td_json_open(w, '{');
+    if (begins) {
+        td_json_key(w, "name");
+        td_json_str(w, text, n);
+    }
+    td_json_key(w, "arguments");
+    td_json_str(w, text, begins ? 0 : n);
+    td_json_close(w, '}');
+    td_json_close(w, '}');
+    td_json_close(w, ']');
+}
+
+static void chat_delta(struct td_json_out *w, const struct td_answer *a, enum td_chunk kind,
+                       uint32_t call, const char *text, size_t n) {
     td_json_key(w, "delta");
     td_json_open(w, '{');
-    if (kind == TD_CHUNK_ROLE) {
-        td_json_key(w, "role");
-        td_json_text(w, "assistant");
-    }
-    if (kind != TD_CHUNK_LAST) {
+    if (kind == TD_CHUNK_CALL || kind == TD_CHUNK_ARGUMENTS) {
+        call_delta(w, a, kind == TD_CHUNK_CALL, call, text, n);
+    } else if (kind != TD_CHUNK_LAST) {
+        if (kind == TD_CHUNK_ROLE) {
+            td_json_key(w, "role");
+            td_json_text(w, "assistant");
+        }
         td_json_key(w, kind == TD_CHUNK_REASONING ? "reasoning_content" : "content");
         td_json_str(w, text, n);
     }
     td_json_close(w, '}');
 }
 
-void td_answer_chunk(struct td_answer *a, struct td_json_out *w, enum td_chunk kind,
+void td_answer_chunk(struct td_answer *a, struct td_json_out *w, enum td_chunk kind, uint32_t call,
                      const char *text, size_t n, const char *finish) {
     td_sse_open(w);
     head(w, a, chunk_object(a));
@@ -191,7 +229,7 @@ void td_answer_chunk(struct td_answer *a, struct td_json_out *w, enum td_chunk k
     td_json_key(w, "index");
     td_json_u64(w, 0);
     if (a->params.kind == TD_API_CHAT) {
-        chat_delta(w, kind, text, n);
+        chat_delta(w, a, kind, call, text, n);
     } else {
         td_json_key(w, "text");
         td_json_str(w, text, n);
@@ -216,16 +254,40 @@ void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w, uin
     td_json_close(w, '}');
 }
 
+static void whole_calls(struct td_json_out *w, const struct td_answer *a) {
+    td_json_key(w, "tool_calls");
+    td_json_open(w, '[');
+    for (uint32_t i = 0; i < a->text.n_calls; i++) {
+        td_json_open(w, '{');
+        call_id(w, a, i);
+        td_json_key(w, "type");
+        td_json_text(w, "function");
+        td_json_key(w, "function");
+        td_json_open(w, '{');
+        td_json_key(w, "name");
+        td_json_str(w, a->text.calls[i].name.p, a->text.calls[i].name.n);
+        td_json_key(w, "arguments");
+        td_json_str(w, a->text.calls[i].arguments.p, a->text.calls[i].arguments.n);
+        td_json_close(w, '}');
+        td_json_close(w, '}');
+    }
+    td_json_close(w, ']');
+}
+
 static void chat_message(struct td_json_out *w, const struct td_answer *a) {
     td_json_key(w, "message");
     td_json_open(w, '{');
     td_json_key(w, "role");
     td_json_text(w, "assistant");
     td_json_key(w, "content");
-    td_json_str(w, a->content.p, a->content.n);
-    if (a->reasoning.n) {
+    if (a->text.n_calls && a->text.content.n == 0)
+        td_json_null(w);
+    else
+        td_json_str(w, a->text.content.p, a->text.content.n);
+    if (a->text.n_calls) whole_calls(w, a);
+    if (a->text.reasoning.n) {
         td_json_key(w, "reasoning_content");
-        td_json_str(w, a->reasoning.p, a->reasoning.n);
+        td_json_str(w, a->text.reasoning.p, a->text.reasoning.n);
     }
     td_json_key(w, "refusal");
     td_json_null(w);
@@ -243,7 +305,7 @@ void td_answer_document(struct td_answer *a, struct td_json_out *w, const char *
         chat_message(w, a);
     } else {
         td_json_key(w, "text");
-        td_json_str(w, a->content.p, a->content.n);
+        td_json_str(w, a->text.content.p, a->text.content.n);
     }
     logprobs(w, a);
     finish_field(w, finish);

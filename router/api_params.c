@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "router/api_messages.h"
+
 /* The lists hold the whole API of this day; a name outside is a client's mistake. */
 static const struct td_param common_params[] = {
     {"model", TD_PARAM_READ, NULL},
@@ -40,15 +42,15 @@ static const struct td_param chat_params[] = {
     {"prompt_cache_retention", TD_PARAM_HARMLESS, NULL},
     {"safety_identifier", TD_PARAM_HARMLESS, NULL},
     {"prediction", TD_PARAM_HARMLESS, NULL},
-    {"parallel_tool_calls", TD_PARAM_HARMLESS, NULL}, /* there are no tools to call */
+    {"parallel_tool_calls", TD_PARAM_READ, NULL},
     {"service_tier", TD_PARAM_WORD, "auto|default"},
     {"verbosity", TD_PARAM_WORD, "medium"},
     {"modalities", TD_PARAM_WORD, "text"},
     {"response_format", TD_PARAM_WORD, "text"},
-    {"tool_choice", TD_PARAM_WORD, "none|auto"},
+    {"tools", TD_PARAM_READ, NULL},
+    {"tool_choice", TD_PARAM_READ, NULL},
     {"function_call", TD_PARAM_WORD, "none|auto"},
     {"store", TD_PARAM_FALSE, NULL},
-    {"tools", TD_PARAM_EMPTY, NULL},
     {"functions", TD_PARAM_EMPTY, NULL},
     {"audio", TD_PARAM_REFUSED, NULL},
     {"moderation", TD_PARAM_REFUSED, NULL},
@@ -130,7 +132,7 @@ static td_status read_stops(const struct td_fields *f, struct td_api_params *p) 
                 f->e, 400, NULL, "stop",
                 "stop[%zu]: expected a string of 1 to %d bytes, found %s (%zu bytes)", i,
                 TD_STOP_BYTES_MAX, td_request_found(s, found), len);
-        p->stops[p->n_stops++] = (struct td_output_stop){json_string_value(s), len};
+        p->stops[p->n_stops++] = (struct td_stop){json_string_value(s), len};
     }
     return TD_OK;
 }
@@ -167,27 +169,28 @@ static td_status read_stream(const struct td_fields *f, struct td_api_params *p)
     return td_field_bool(&o, "include_usage", &p->include_usage);
 }
 
-static td_status read_effort(const struct td_fields *f, int *ret_thinking, bool *ret_max) {
+/* What a word means to the model is the checkpoint's matter (td_chat_effort_table). */
+static td_status read_effort(const struct td_fields *f, int *ret_thinking,
+                             enum td_chat_effort *ret) {
+    static const struct {
+        const char *word;
+        int thinking;
+        enum td_chat_effort effort;
+    } words[] = {
+        {"none", 0, TD_EFFORT_DEFAULT}, {"minimal", 1, TD_EFFORT_LOW}, {"low", 1, TD_EFFORT_LOW},
+        {"medium", 1, TD_EFFORT_LOW},   {"high", 1, TD_EFFORT_HIGH},   {"xhigh", 1, TD_EFFORT_MAX},
+        {"max", 1, TD_EFFORT_MAX},
+    };
     const char *word = NULL;
     size_t n = 0;
     TD_TRY(td_field_str(f, "reasoning_effort", &word, &n));
     if (!word) return TD_OK;
-    /* The release this follows has two strengths: what lies between means the lower one. */
-    static const char *const plain[] = {"minimal", "low", "medium", "high"};
-    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++)
-        if (strcmp(word, plain[i]) == 0) {
-            *ret_thinking = 1;
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(word, words[i].word) == 0) {
+            *ret_thinking = words[i].thinking;
+            *ret = words[i].effort;
             return TD_OK;
         }
-    if (strcmp(word, "max") == 0 || strcmp(word, "xhigh") == 0) {
-        *ret_thinking = 1;
-        *ret_max = true;
-        return TD_OK;
-    }
-    if (strcmp(word, "none") == 0) {
-        *ret_thinking = 0;
-        return TD_OK;
-    }
     return td_field_wrong(f, "reasoning_effort", "none, minimal, low, medium, high, xhigh or max");
 }
 
@@ -195,7 +198,7 @@ static td_status read_mode(const struct td_fields *f, struct td_api_params *p) {
     static const struct td_param known[] = {{"thinking", TD_PARAM_READ, NULL}, {0}};
     const json_t *kwargs = NULL;
     int effort = -1;
-    TD_TRY(read_effort(f, &effort, &p->max_effort));
+    TD_TRY(read_effort(f, &effort, &p->effort));
     if (effort >= 0) p->thinking = effort;
     TD_TRY(td_field_object(f, "chat_template_kwargs", &kwargs));
     if (!kwargs) return TD_OK;
@@ -216,6 +219,7 @@ td_status td_api_params_read(const json_t *root, enum td_api_kind kind,
     *p = (struct td_api_params){
         .kind = kind,
         .thinking = kind == TD_API_CHAT && d->thinking,
+        .efforts = d->efforts,
         .max_new = d->max_new,
         .sampling = {.temperature = d->temperature, .top_p = d->top_p, .top_k = d->top_k},
     };
@@ -227,7 +231,9 @@ td_status td_api_params_read(const json_t *root, enum td_api_kind kind,
     TD_TRY(read_stops(&f, p));
     TD_TRY(read_logprobs(&f, p));
     TD_TRY(read_stream(&f, p));
-    return kind == TD_API_CHAT ? read_mode(&f, p) : TD_OK;
+    if (kind != TD_API_CHAT) return TD_OK;
+    TD_TRY(td_api_tools_check(&f, p));
+    return read_mode(&f, p);
 }
 
 td_status td_api_defaults_load(struct td_api_defaults *d, const char *dir, struct td_error *err) {

@@ -3,15 +3,17 @@
 #define TD_ROUTER_API_PARAMS_H
 
 #include "common/base/sampling.h"
-#include "common/text/output.h"
+#include "common/text/chat.h"
+#include "common/text/stops.h"
 #include "router/json_request.h"
 
 enum td_api_kind { TD_API_CHAT, TD_API_COMPLETIONS };
 
 /* Of the server; read-only while it runs, so that jobs in other threads may look. */
 struct td_api_defaults {
-    const char *model; /* the one name clients use */
-    bool thinking;     /* mode of a chat that names none */
+    const char *model;                 /* the one name clients use */
+    bool thinking;                     /* mode of a chat that names none */
+    enum td_chat_effort_table efforts; /* of the checkpoint's revision */
     uint32_t max_new;
     /* the checkpoint's generation_config.json */
     float temperature, top_p;
@@ -21,12 +23,16 @@ struct td_api_defaults {
 struct td_api_params {
     enum td_api_kind kind;
     bool stream, include_usage;
-    bool thinking, max_effort;
+    bool thinking;
+    enum td_chat_effort effort;
+    enum td_chat_effort_table efforts;
+    bool calls;    /* tools are declared and may be called */
+    bool one_call; /* but no more than one */
     struct td_sampling sampling;
     uint32_t max_new;
     bool max_new_given; /* by the client: not shortened to what fits, but refused */
     bool seed_given;
-    struct td_output_stop stops[TD_STOP_MAX]; /* text borrowed from the JSON */
+    struct td_stop stops[TD_STOP_MAX]; /* text borrowed from the JSON */
     size_t n_stops;
 };
 

@@ -6,8 +6,7 @@
 #include "common/text/chat.h"
 #include "router/api_params.h"
 
-/* `messages` of /v1/chat/completions: roles system, user and assistant; content a string or text
- * parts, which are joined by an empty line; the last message must be the user's. Errors are
+/* `messages` and `tools` of /v1/chat/completions (api_messages.h). Errors are
  * refused with 400 by name, what the server lacks with 500. */
 TD_MUST_USE td_status td_api_chat_prompt(const json_t *root, const struct td_api_params *p,
                                          const struct td_chat *chat, struct td_ids *out,

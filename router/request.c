@@ -306,7 +306,7 @@ void td_request_abandon(struct td_request *r) {
 
 void td_request_deliver(struct td_request *r, const struct td_token *tokens, uint32_t n) {
     struct td_serve *s = r->s;
-    bool stopped = r->answer.stopped;
+    bool stopped = r->answer.text.stopped;
     r->last_ns = td_now_ns();
     if (r->n_tokens == 0 && n > 0) {
         r->first_ns = r->last_ns;
@@ -319,7 +319,7 @@ void td_request_deliver(struct td_request *r, const struct td_token *tokens, uin
         cancel(r, "out of memory");
         return;
     }
-    if (r->answer.stopped && !stopped) {
+    if (r->answer.text.stopped && !stopped) {
         struct td_flow_event ev = {.kind = TD_FLOW_STOP, .now_ns = td_now_ns(), .request = r->id};
         td_serve_step(s, &ev);
     }
@@ -328,7 +328,7 @@ void td_request_deliver(struct td_request *r, const struct td_token *tokens, uin
 void td_request_end(struct td_request *r, const struct td_flow_action *a) {
     struct td_serve *s = r->s;
     struct td_http_conn *c = r->conn;
-    bool length = a->end.reason == TD_FINISH_LENGTH && !r->answer.stopped;
+    bool length = a->end.reason == TD_FINISH_LENGTH && !r->answer.text.stopped;
     s->metrics.prompt_tokens += r->prompt.n;
     s->metrics.completion_tokens += a->end.n_tokens;
     td_histogram_add(&s->metrics.total, ms(r->arrived_ns, td_now_ns()) * 1e-3);

@@ -160,6 +160,8 @@ static td_status start(struct td_serve *s, struct td_error *err) {
     s->defaults = (struct td_api_defaults){
         .model = s->model,
         .thinking = s->config->router_thinking == TD_MODE_THINKING,
+        .efforts = s->config->router_efforts == TD_EFFORT_TABLE_0731 ? TD_EFFORTS_0731
+                                                                      : TD_EFFORTS_APRIL,
         .max_new = (uint32_t)s->config->router_default_max_tokens,
     };
     if (getrandom(&s->epoch, sizeof s->epoch, 0) != sizeof s->epoch || s->epoch == 0)

@@ -45,6 +45,7 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("run_dir", run_dir, S, "/run/tandem", 0, 0, "sockets and the router's control address")      \
     X("router.listen", router_listen, S, "127.0.0.1:8000", 0, 0, "HTTP address:port")              \
     X("router.thinking", router_thinking, E, 0, 0, "thinking|chat", "mode when a request names none") \
+    X("router.efforts", router_efforts, E, 0, 0, "april|0731", "what reasoning efforts mean: the checkpoint's revision") \
     X("router.colocate", router_colocate, B, 0, 0, 0, "let the decode worker prefill every prompt itself") \
     X("router.max_body", router_max_body, U, 8u << 20, 1024, 1u << 30, "bytes of a request body")  \
     X("router.max_requests", router_max_requests, U, 256, 1, 65536, "requests in flight before 429") \
@@ -73,6 +74,7 @@ enum { TD_KEY_BF16, TD_KEY_FP32, TD_KEY_FP8, TD_KEY_FP4 };
 enum { TD_SCORE_FP32, TD_SCORE_BF16 };
 enum { TD_ROW_AUTO, TD_ROW_BF16, TD_ROW_FP8, TD_ROW_FP32 };
 enum { TD_MODE_THINKING, TD_MODE_CHAT };
+enum { TD_EFFORT_TABLE_APRIL, TD_EFFORT_TABLE_0731 };
 
 void td_config_defaults(struct td_config *c);
 

@@ -317,6 +317,45 @@ def chat():
     put("chat", "bad-deep", b"\x00" + message(system, "", "", "", "[" * 600 + "]" * 600))
 
 
+def request():
+    ok = {"model": "m", "messages": [{"role": "user", "content": "Weather?"}]}
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {
+        "type": "object", "properties": {"a": {"type": "string"}}}}}
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
+    talk = {"model": "m", "tools": [tool], "tool_choice": "auto", "parallel_tool_calls": False,
+            "reasoning_effort": "max", "stop": ["x", "yz"], "max_completion_tokens": 9, "seed": 7,
+            "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.5, "logprobs": True,
+            "top_logprobs": 3, "chat_template_kwargs": {"thinking": True}, "metadata": {"a": "b"},
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Yes."},
+                         {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
+                         {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
+                         {"role": "tool", "tool_call_id": "c1", "name": "f", "content": [
+                             {"type": "text", "text": "22"}, {"type": "image_url"}]}]}
+    def chat_body(name, value):
+        put("request", name, b"\0" + (value if isinstance(value, bytes) else dump(value).encode()))
+    def completion(name, **more):
+        put("request", name, b"\1" + dump({"model": "m"} | more).encode())
+    chat_body("ok-chat", ok)
+    chat_body("ok-tools", talk)
+    chat_body("ok-no-tools", talk | {"tool_choice": "none"})
+    chat_body("bad-model", ok | {"model": "other"})
+    chat_body("bad-unknown", ok | {"mirostat": 2})
+    chat_body("bad-twice", dump(ok)[:-1].encode() + b',"model":"m"}')
+    chat_body("bad-choice", talk | {"tool_choice": "required"})
+    chat_body("bad-strict", talk | {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]})
+    chat_body("bad-name", talk | {"tools": [{"type": "function", "function": {"name": 'f"'}}]})
+    chat_body("bad-format", ok | {"response_format": {"type": "json_object"}})
+    chat_body("bad-last", ok | {"messages": ok["messages"] + [{"role": "assistant", "content": "x"}]})
+    chat_body("bad-integer", b'{"model":"m","seed":99999999999999999999}')
+    chat_body("bad-utf8", b'{"model":"\xff"}')
+    chat_body("bad-deep", b"[" * 3000)
+    completion("ok-text", prompt="Once", max_tokens=3, stop="\n")
+    completion("ok-ids", prompt=[1, 2, 3], logprobs=2)
+    completion("bad-id", prompt=[1 << 20])
+    completion("bad-suffix", prompt="x", suffix="y")
+    completion("bad-empty", prompt=[])
+
+
 for old in CORPUS.glob("*/*"):
     if old.name.startswith(("ok-", "bad-")):
         old.unlink()
@@ -326,3 +365,4 @@ config()
 model()
 reply()
 chat()
+request()

@@ -6,6 +6,8 @@
  *   @quiet    7 s of silence after token 2   @fail   decode fails after 3 tokens
  *   @die      decode's link drops after 3 tokens, and comes back under a new epoch
  *   @fast     64 tokens per message
+ * and `@ids 5 7 9` anywhere in it is answered with these ids instead, marks included: a recorded
+ * answer.
  * usage: fake_worker SOCKET MODEL_NAME TOKENIZER_DIR MAX_CONTEXT */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +18,7 @@
 #include "common/base/clock.h"
 #include "common/base/list.h"
 #include "common/io/loop.h"
+#include "common/text/bytes.h"
 #include "common/text/chat.h"
 #include "proto/link.h"
 
@@ -96,6 +99,30 @@ static void think(struct job *j, const struct td_ids *user) {
     }
 }
 
+static char *text_of(const struct td_ids *ids) {
+    struct td_bytes text = {0};
+    for (size_t i = 0; i < ids->n; i++) {
+        size_t n;
+        const char *bytes = td_tokenizer_bytes(tokenizer, ids->ids[i], &n);
+        td_bytes_add(&text, bytes, n);
+    }
+    td_bytes_add(&text, "", 1);
+    if (text.failed) abort();
+    return text.p;
+}
+
+/* The recorded answer that the message asks for. */
+static bool recorded(struct job *j, const struct td_ids *user) {
+    char *text = text_of(user), *at = strstr(text, "@ids "), *end;
+    for (at = at ? at + 5 : NULL; at; at = end) {
+        long id = strtol(at, &end, 10);
+        if (end == at) break;
+        if (td_ids_push(&j->answer, (int32_t)id) != TD_OK) abort();
+    }
+    free(text);
+    return at != NULL;
+}
+
 static void make_answer(struct job *j, const int32_t *ids, uint32_t n) {
     struct td_ids user = {0};
     uint32_t from = 0, to = n;
@@ -106,9 +133,9 @@ static void make_answer(struct job *j, const int32_t *ids, uint32_t n) {
     if (td_ids_append(&user, ids + from, to - from) != TD_OK) abort();
     /* Behind the assistant's two marks stands what an earlier attempt has said. */
     uint32_t begin = n - to < 2 ? n : to + 2;
-    if (to < begin && ids[begin - 1] == chat.think)
+    if (!recorded(j, &user) && to < begin && ids[begin - 1] == chat.think)
         think(j, &user);
-    else if (td_ids_append(&j->answer, user.ids, user.n) != TD_OK)
+    else if (j->answer.n == 0 && td_ids_append(&j->answer, user.ids, user.n) != TD_OK)
         abort();
     td_ids_free(&user);
     if (td_ids_push(&j->answer, chat.eos) != TD_OK) abort();

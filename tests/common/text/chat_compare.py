@@ -357,4 +357,5 @@ def main():
         random_conversations(v, tokenizers.Tokenizer.from_file(folder + "/tokenizer.json"), 600)
 
 
-main()
+if __name__ == "__main__":
+    main()

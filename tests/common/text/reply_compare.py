@@ -266,4 +266,5 @@ def main():
         prefixes(v)
 
 
-main()
+if __name__ == "__main__":
+    main()

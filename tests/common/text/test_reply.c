@@ -333,6 +333,8 @@ static void forgives_small_faults(void **state) {
         start(&p);
         const char *found = feed(cases[i].text);
         if (strcmp(found, cases[i].found) != 0) fail_msg("%s: found %s", cases[i].text, found);
+        assert_int_equal(reply.stopped,
+                         strstr(cases[i].text, "and so on") || strstr(cases[i].text, "<~invoke>"));
         assert_string_equal(end(false), "");
         assert_int_equal(td_reply_finish(&reply, false), TD_REPLY_CALLS);
         td_reply_free(&reply);

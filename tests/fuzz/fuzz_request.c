@@ -1,0 +1,73 @@
+/* The body of a request for tokens, all the way to the prompt: it is taken, or refused as the
+ * client's mistake with a sentence; nothing in it is the server's fault.
+ *
+ * Input: a byte (even: chat, odd: completions), then the body. Accepted: the prompt was made. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "router/api_prompt.h"
+#include "router/http_server.h"
+#include "tests/common/text/tiny.h"
+#include "tests/fuzz/target.h"
+
+int td_fuzz_accepted;
+struct td_error td_fuzz_error;
+
+static struct td_chat chat;
+
+/* No answer is sent here, so the HTTP server stays out of the program. */
+void td_http_reply(struct td_http_conn *c, int status, const char *type, const char *body,
+                   size_t n) {
+    (void)c, (void)status, (void)type, (void)body, (void)n;
+    PROMISE(0);
+}
+
+void td_http_add_header(struct td_http_conn *c, const char *name, const char *value) {
+    (void)c, (void)name, (void)value;
+    PROMISE(0);
+}
+
+static void load(void) {
+    struct td_error err;
+    struct td_tokenizer *t;
+    json_t *root = tiny_json();
+    tiny_add(root, TINY_SIZE, "｜DSML｜", true);
+    PROMISE(tiny_load(root, &t, &err) == TD_OK);
+    td_chat_init(&chat, t);
+}
+
+static td_status prepare(enum td_api_kind kind, const char *body, size_t n, struct td_ids *ids,
+                         struct td_api_error *e) {
+    static const struct td_api_defaults defaults = {
+        .model = "m", .thinking = true, .max_new = 64, .temperature = 1, .top_p = 1};
+    struct td_api_params p;
+    json_t *root = NULL;
+    TD_TRY(td_request_parse(body, n, &root, e));
+    td_status st = td_api_params_read(root, kind, &defaults, &p, e);
+    if (st == TD_OK) {
+        PROMISE(p.max_new >= 1 && p.n_stops <= TD_STOP_MAX);
+        st = kind == TD_API_CHAT ? td_api_chat_prompt(root, &p, &chat, ids, e)
+                                 : td_api_completions_prompt(root, &chat, ids, e);
+    }
+    json_decref(root);
+    return st;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (!chat.t) load();
+    enum td_api_kind kind = size && data[0] % 2 ? TD_API_COMPLETIONS : TD_API_CHAT;
+    struct td_ids ids = {0};
+    struct td_api_error e = {0};
+    td_status st = prepare(kind, (const char *)data + (size > 0), size - (size > 0), &ids, &e);
+    td_fuzz_accepted = st == TD_OK;
+    if (st == TD_OK) {
+        PROMISE(ids.n > 0 && e.status == 0);
+        PROMISE(kind == TD_API_COMPLETIONS || ids.ids[0] == chat.bos);
+    } else {
+        PROMISE(e.status == 400 || e.status == 404);
+        (void)td_fail(&td_fuzz_error, st, "%s", e.message);
+        PROMISE(td_fuzz_error.text[0]);
+    }
+    td_ids_free(&ids);
+    return 0;
+}
