@@ -295,7 +295,7 @@ td_status td_fleet_choose(const struct td_fleet *f, uint64_t now_ns, struct td_f
         uint32_t n = need.choices > 1 ? need.choices : 1;
         if (!pair_proven(f, p, d) || held(p, d, need, n) < n || pair_stalled(p, d)) continue;
         any = true;
-        if (d->draining || (p != NULL && p->draining)) continue;
+        if (d->draining || (p != NULL && p->draining) || d->asked) continue;
         struct td_pair pair = {p != NULL ? p->epoch : 0, d->epoch};
         uint64_t cool_at = cools_until(f, p, d), free_at = later(cool_at, d->busy_until_ns);
         if (cool_at <= now_ns) sound = true;
@@ -380,6 +380,11 @@ void td_fleet_ended(struct td_fleet *f, uint64_t epoch, uint64_t tokens_left) {
 void td_fleet_busy(struct td_fleet *f, uint64_t epoch, uint64_t until_ns) {
     struct td_fleet_worker *w = at(f, epoch);
     if (w != NULL) w->busy_until_ns = until_ns;
+}
+
+void td_fleet_asked(struct td_fleet *f, uint64_t epoch, bool asked) {
+    struct td_fleet_worker *w = at(f, epoch);
+    if (w != NULL) w->asked = asked;
 }
 
 void td_fleet_roomy(struct td_fleet *f, uint64_t epoch) {

@@ -60,6 +60,7 @@ struct td_fleet_worker {
     uint64_t joined_ns, beat_ns;
     /* judgement */
     uint64_t busy_until_ns; /* decode said BUSY */
+    bool asked;             /* by one that it refused before: nobody else asks until it answers */
     struct td_fleet_cool cool;
     uint64_t moved_ns; /* its engine did a step, or had nothing to do */
     bool stalled;
@@ -143,6 +144,7 @@ void td_fleet_did(struct td_fleet *f, uint64_t epoch, uint64_t tokens);
 void td_fleet_ended(struct td_fleet *f, uint64_t epoch, uint64_t tokens_left);
 void td_fleet_busy(struct td_fleet *f, uint64_t epoch, uint64_t until_ns);
 void td_fleet_roomy(struct td_fleet *f, uint64_t epoch);
+void td_fleet_asked(struct td_fleet *f, uint64_t epoch, bool asked);
 void td_fleet_failed(struct td_fleet *f, uint64_t epoch, uint64_t now_ns);
 /* Either of the two, or what is between them. */
 void td_fleet_way_failed(struct td_fleet *f, struct td_pair pair, uint64_t now_ns);

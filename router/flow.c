@@ -55,6 +55,9 @@ void td_flow_start(struct td_flow *f, struct request *r, struct td_pair pair) {
     uint64_t work = (uint64_t)td_flow_work(r) * r->together + alone;
     r->decode = td_flow_leg_open(f, r, pair.decode, work);
     td_flow_leg(r, r->decode)->prompt = alone;
+    /* Whoever asks beside it could take what it waits for. */
+    if (r->refused > 0) td_fleet_asked(&f->fleet, pair.decode, true);
+    td_flow_leg(r, r->decode)->asks = r->refused > 0;
     struct td_msg_admit *m = &td_flow_send(f, pair.decode, TD_MSG_ADMIT)->admit;
     m->key = (struct td_key){r->s.request, r->attempt};
     m->n_prompt = n;

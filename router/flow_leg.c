@@ -117,8 +117,16 @@ static void give_if_done(struct td_flow *f, struct request *r) {
     td_flow_give(f, r);
 }
 
+void td_flow_leg_answered(struct td_flow *f, struct leg *l) {
+    if (!l->asks) return;
+    l->asks = false;
+    td_fleet_asked(&f->fleet, l->epoch, false);
+    f->pump_due = true;
+}
+
 void td_flow_leg_close(struct td_flow *f, struct request *host, int i) {
     if (i == NO_LEG) return;
+    td_flow_leg_answered(f, &host->leg[i]);
     td_fleet_ended(&f->fleet, host->leg[i].epoch, host->leg[i].work);
     host->leg[i].epoch = 0;
     f->pump_due = true;

@@ -32,6 +32,7 @@ struct leg {
     uint32_t prompt;  /* of them: the prompt, not yet computed by decode */
     uint64_t kept_ns; /* the last KEEP */
     bool told;        /* CANCEL is out, or the worker ended it itself */
+    bool asks;        /* td_fleet_asked(): it was refused before */
 };
 
 struct request { /* one choice of one */
@@ -140,6 +141,8 @@ void td_flow_leg_done_all(struct td_flow *f, struct leg *l);
 void td_flow_leg_leave(struct td_flow *f, struct request *r, int i);
 /* Gone from its worker. May free the entry. */
 void td_flow_leg_close(struct td_flow *f, struct request *host, int i);
+/* The worker has answered its ADMIT, or never will. */
+void td_flow_leg_answered(struct td_flow *f, struct leg *l);
 /* Those whose present attempt has leg i of `host`, [TD_CHOICES_MAX]; returns how many. */
 uint32_t td_flow_leg_choices(struct request *host, int i, struct request **ret);
 /* The choices of a request are no longer one. */

@@ -119,6 +119,7 @@ static void admit_reply(struct td_flow *f, struct request *r, int leg,
                         const struct td_msg_admit_reply *m) {
     bool current = leg == r->decode && r->state == ADMITTING;
     uint64_t epoch = r->leg[leg].epoch;
+    td_flow_leg_answered(f, &r->leg[leg]);
     if (m->status == TD_OK) {
         if (!current) return; /* its CANCEL is on the way */
         r->times.admitted = f->now_ns;

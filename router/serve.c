@@ -75,7 +75,7 @@ static void on_tick(void *user) {
     struct td_serve *s = user;
     uint64_t now = td_now_ns();
     tell_manager(s, now);
-    TD_LIST_EACH_SAFE(&s->requests, it, tmp) {
+    TD_LIST_EACH_SAFE (&s->requests, it, tmp) {
         td_request_tick(TD_CONTAINER(it, struct td_request, link), now);
     }
 }
@@ -160,8 +160,8 @@ static td_status start(struct td_serve *s, struct td_error *err) {
     s->defaults = (struct td_api_defaults){
         .model = s->model,
         .thinking = s->config->router_thinking == TD_MODE_THINKING,
-        .efforts = s->config->router_efforts == TD_EFFORT_TABLE_0731 ? TD_EFFORTS_0731
-                                                                      : TD_EFFORTS_APRIL,
+        .efforts =
+            s->config->router_efforts == TD_EFFORT_TABLE_0731 ? TD_EFFORTS_0731 : TD_EFFORTS_APRIL,
         .max_new = (uint32_t)s->config->router_default_max_tokens,
     };
     if (getrandom(&s->epoch, sizeof s->epoch, 0) != sizeof s->epoch || s->epoch == 0)
@@ -213,7 +213,7 @@ void td_serve_stop(struct td_serve *s) {
     td_notify_stopping(&s->notify);
     if (s->load_pending) (void)uv_cancel((uv_req_t *)&s->load);
     /* First the cancels, so that they are flushed by the links. */
-    TD_LIST_EACH_SAFE(&s->requests, it, tmp) {
+    TD_LIST_EACH_SAFE (&s->requests, it, tmp) {
         td_request_abandon(TD_CONTAINER(it, struct td_request, link));
     }
     if (s->http) td_http_server_stop(s->http);

@@ -128,15 +128,37 @@ static void run_to_end(uint64_t r, uint32_t attempt, uint64_t ms) {
     finished(D, r, attempt, 2);
 }
 
+/* What was refused before is asked for alone: whoever asks beside it could take what it waits for.
+ */
+static void test_nobody_overtakes_who_was_refused(void **state) {
+    (void)state;
+    submit(1), submit(2);
+    admitted(D, 2, 1), busy(D, 1, 1);
+    assert_string_equal(submit(3), "");              /* D is full for 50 ms */
+    assert_string_equal(after(50), "3 ADMIT 1.2\n"); /* and not asked for 3 */
+    assert_string_equal(busy(D, 1, 2), "");
+    assert_string_equal(after(50), "3 KEEP 2.1\n3 ADMIT 1.3\n");
+    assert_string_equal(tell(TD_FLOW_CANCEL, 2), "3 CANCEL 2.1\n1 CANCEL 2.1\n");
+    assert_string_equal(released(D, 2, 1), "");
+    assert_string_equal(admitted(D, 1, 3), "1 PREFILL 1.3\n3 ADMIT 3.1\n");
+    /* Neither does one that gives up while it asks. */
+    busy(D, 3, 1);
+    submit(4);
+    assert_string_equal(after(50), "3 ADMIT 3.2\n");
+    assert_string_equal(tell(TD_FLOW_CANCEL, 3), "3 CANCEL 3.2\n");
+    assert_string_equal(released(D, 3, 2), "3 ADMIT 4.1\n");
+}
+
 static void test_shed_early(void **state) {
     (void)state;
     submit(1), submit(2), submit(3);
     busy(D, 2, 1), busy(D, 3, 1);
     run_to_end(1, 1, 10); /* two wait: from here on ends are counted */
-    assert_non_null(strstr(released(D, 1, 1), "3 ADMIT 2.2\n3 ADMIT 3.2\n"));
-    busy(D, 2, 2);
-    run_to_end(3, 2, 600);
-    busy(D, 2, 3);
+    assert_string_equal(released(D, 1, 1), "3 ADMIT 2.2\n");
+    assert_string_equal(admitted(D, 2, 2), "1 PREFILL 2.2\n3 ADMIT 3.2\n");
+    busy(D, 3, 2);
+    run_to_end(2, 2, 600);
+    busy(D, 3, 3);
     /* One waits, and requests end every 600 ms: a wait of 1,200 ms would be too long. */
     assert_string_equal(submit(4), "FAIL 4 BUSY retry\n");
 }
@@ -338,6 +360,7 @@ int main(void) {
         T(test_busy_is_no_attempt),
         T(test_one_faulty_step_does_not_stop_the_service),
         T(test_too_many_requests),
+        T(test_nobody_overtakes_who_was_refused),
         T(test_shed_early),
         T(test_no_worker_in_time),
         T(test_failure_before_the_first_token_moves_on),
