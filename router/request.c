@@ -225,6 +225,16 @@ static void prepared(uv_work_t *work, int status) {
     submit(r);
 }
 
+/* The client left. */
+static void gone(struct td_conn_owner *o) {
+    struct td_request *r = TD_CONTAINER(o, struct td_request, owner);
+    r->conn = NULL;
+    if (r->stage == TD_REQUEST_PREPARING)
+        (void)uv_cancel((uv_req_t *)&r->work); /* `prepared` comes either way */
+    else if (r->stage == TD_REQUEST_RUNNING)
+        cancel(r, "the client left");
+}
+
 static void refuse_early(struct td_serve *s, struct td_http_conn *c, int status, const char *code,
                          const char *text) {
     struct td_api_error e;
@@ -252,6 +262,7 @@ void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_ki
         refuse_early(s, c, 503, NULL, "out of memory");
         return;
     }
+    r->owner.gone = gone;
     r->s = s;
     r->conn = c;
     r->kind = kind;
@@ -264,7 +275,7 @@ void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_ki
     r->answer.created = td_wall_s();
     r->body = td_http_take_body(c, &r->body_n);
     r->work.data = r;
-    td_http_set_owner(c, r);
+    td_http_set_owner(c, &r->owner);
     td_list_push_back(&s->requests, &r->link);
     s->n_requests++;
     if (uv_queue_work(s->loop, &r->work, prepare, prepared) != 0) {
@@ -275,14 +286,6 @@ void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_ki
 }
 
 /* ---- events of a running request ---- */
-
-void td_request_gone(struct td_request *r) {
-    r->conn = NULL;
-    if (r->stage == TD_REQUEST_PREPARING)
-        (void)uv_cancel((uv_req_t *)&r->work); /* `prepared` comes either way */
-    else if (r->stage == TD_REQUEST_RUNNING)
-        cancel(r, "the client left");
-}
 
 void td_request_abandon(struct td_request *r) {
     struct td_http_conn *c = r->conn;
@@ -299,7 +302,7 @@ void td_request_abandon(struct td_request *r) {
         td_request_reap(r->s);
     } else if (r->stage == TD_REQUEST_PREPARING) {
         td_http_set_owner(c, NULL);
-        td_request_gone(r); /* what the answer is made of belongs to the pool's thread now */
+        gone(&r->owner); /* what the answer is made of belongs to the pool's thread now */
         td_api_error_reply(c, &e, &r->s->scratch);
     }
 }

@@ -29,6 +29,8 @@ static const struct route routes[] = {
     {"/v1/chat/completions", true, TD_API_CHAT, NULL},
     {"/v1/completions", true, TD_API_COMPLETIONS, NULL},
     {"/v1/models", false, 0, models},
+    {"/tokenize", true, 0, td_api_tokenize},
+    {"/detokenize", true, 0, td_api_detokenize},
     {"/v1/cluster", false, 0, td_api_cluster},
     {"/v1/cluster/drain", true, 0, td_api_drain},
     {"/v1/cluster/resume", true, 0, td_api_resume},

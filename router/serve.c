@@ -104,7 +104,8 @@ static void loaded(uv_work_t *work, int status) {
 
 static void on_gone(void *user, struct td_http_conn *c) {
     (void)user;
-    td_request_gone(td_http_owner(c));
+    struct td_conn_owner *o = td_http_owner(c);
+    o->gone(o);
 }
 
 /* ---- life ---- */

@@ -54,11 +54,16 @@ struct td_serve {
 
     struct td_link requests; /* alive */
     struct td_link dead;     /* ended; freed when no action can refer to them */
-    uint32_t n_requests;
+    uint32_t n_requests, n_text_jobs;
     uint64_t next_request;
     struct td_metrics metrics;
     struct td_notify notify;    /* the service manager */
     struct td_json_out scratch; /* every answer is written here before it is sent */
+};
+
+/* What owns a connection while it is answered; the first member of whatever that is. */
+struct td_conn_owner {
+    void (*gone)(struct td_conn_owner *o); /* the client left */
 };
 
 /* ---- one request for tokens (request.c) ---- */
@@ -66,6 +71,7 @@ struct td_serve {
 enum td_request_stage { TD_REQUEST_PREPARING, TD_REQUEST_RUNNING, TD_REQUEST_ENDED };
 
 struct td_request {
+    struct td_conn_owner owner;
     struct td_link link;
     struct td_serve *s;
     struct td_http_conn *conn; /* NULL: the client is gone, or answered */
@@ -89,7 +95,6 @@ struct td_request {
 /* Takes a POST to a generating endpoint; always answers, at once or later. */
 void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
                       const char *request_id);
-void td_request_gone(struct td_request *r);    /* the client left */
 void td_request_abandon(struct td_request *r); /* the router stops */
 void td_request_deliver(struct td_request *r, const struct td_token *tokens, uint32_t n);
 void td_request_end(struct td_request *r, const struct td_flow_action *a);
@@ -97,6 +102,11 @@ void td_request_fail(struct td_request *r, const struct td_flow_action *a);
 void td_request_tick(struct td_request *r, uint64_t now_ns);
 /* Frees ended requests. */
 void td_request_reap(struct td_serve *s);
+
+/* ---- text_job.c: answers about text alone, made in the thread pool ---- */
+
+void td_api_tokenize(struct td_serve *s, struct td_http_conn *c);
+void td_api_detokenize(struct td_serve *s, struct td_http_conn *c);
 
 /* ---- serve_flow.c ---- */
 

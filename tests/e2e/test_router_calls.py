@@ -229,6 +229,38 @@ def test_roles_and_parts(s):
     assert r.choices[0].message.content == "<tool_result>out\n\n[Unsupported image_url]</tool_result>\n\nand?"
 
 
+# ---- text without an answer ----
+
+def test_tokenize(s):
+    def post(path, status=200, **body):
+        got, _, text = s.setup.get(path, "POST", body)
+        assert got == status, (path, body, text)
+        return json.loads(text)
+    text = "Hello wörld 🙂 <｜User｜>"
+    ids = post("/tokenize", model="needle", prompt=text)
+    assert ids["count"] == len(ids["tokens"]) and ids["max_model_len"] == base.CONTEXT
+    bare = post("/tokenize", prompt=text, add_special_tokens=False)["tokens"]
+    assert ids["tokens"][1:] == bare and post("/detokenize", tokens=bare)["prompt"] == text
+    body = {"model": "needle", "messages": base.user(text), "tools": [WEATHER], "reasoning_effort": "high"}
+    prompt = post("/tokenize", **body)
+    assert prompt["count"] == s.api.chat.completions.create(**body).usage.prompt_tokens
+    whole_text = post("/detokenize", model="needle", tokens=prompt["tokens"])["prompt"]
+    assert whole_text.startswith("<｜begin▁of▁sentence｜>\n\n## Tools\n") and whole_text.endswith(f"{text}<｜Assistant｜><think>")
+    assert post("/tokenize", prompt="", add_special_tokens=False)["tokens"] == []
+    for path, body, param in [("/tokenize", {}, "prompt"), ("/tokenize", {"prompt": 5}, "prompt"),
+                              ("/tokenize", {"prompt": "x", "shade": 1}, "shade"),
+                              ("/tokenize", {"model": "needle", "messages": []}, "messages"),
+                              ("/detokenize", {"tokens": [1 << 30]}, "tokens"), ("/detokenize", {"tokens": "x"}, "tokens"),
+                              ("/detokenize", {}, "tokens")]:
+        assert post(path, 400, **body)["error"]["param"] == param
+    assert post("/tokenize", 404, model="other", prompt="x")["error"]["code"] == "model_not_found"
+    assert s.setup.get("/tokenize")[0] == 405
+    for _ in range(20):  # clients that do not wait
+        with s.setup.connect() as c:
+            c.sendall(base.raw_post(b"/tokenize", json.dumps({"prompt": "word " * 100000}).encode()))
+    assert post("/tokenize", prompt="x")["count"] > 0
+
+
 # ---- refusals ----
 
 def test_refusals(s):
