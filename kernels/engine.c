@@ -182,9 +182,8 @@ static void name_numerics(struct td_engine *e) {
     snprintf(e->numerics, sizeof e->numerics,
              "%s; activations fp32%s; rows %s; keys %s%s; scores %s; topk %u; shards %u; %s",
              e->o.ref ? "ref" : "plain", e->o.nvfp4_activations ? ", nvfp4 in experts" : "",
-             row[e->o.row_dtype], key[e->o.key_dtype],
-             e->o.index_sim4 ? " after sim4" : "", e->o.score_bf16 ? "bf16" : "fp32",
-             e->o.index_topk, e->model->config.o_groups, device);
+             row[e->o.row_dtype], key[e->o.key_dtype], e->o.index_sim4 ? " after sim4" : "",
+             e->o.score_bf16 ? "bf16" : "fp32", e->o.index_topk, e->model->config.o_groups, device);
     e->numerics_id = hash_text(e->numerics);
     if (!e->o.force_ref) return;
     char forced[256];
@@ -354,7 +353,7 @@ static void fill_batch(struct td_engine *e, const struct td_run *runs, uint32_t 
     struct td_forward *f = &e->f;
     struct td_device *d = &f->device;
     const struct step_arrays *in = &e->in, *at = &e->at;
-    uint32_t n = 0;
+    uint32_t n = 0, max_pos = 0;
     size_t used = 0;
     f->wanted = 0;
     for (uint32_t i = 0; i < n_runs; i++) {
@@ -367,6 +366,7 @@ static void fill_batch(struct td_engine *e, const struct td_run *runs, uint32_t 
                                          .slot = td_engine_slot(e, r->slot)};
         memcpy(in->pages + used, r->pages, pages * sizeof *in->pages);
         used += pages;
+        if (r->pos + r->n - 1 > max_pos) max_pos = r->pos + r->n - 1;
         for (uint32_t t = 0; t < r->n; t++, n++) {
             in->rows[n] = (struct td_op_row){i, r->pos + t};
             in->ids[n] = r->ids[t];
@@ -383,7 +383,8 @@ static void fill_batch(struct td_engine *e, const struct td_run *runs, uint32_t 
                                     .row = at->rows,
                                     .run = at->runs,
                                     .n = n,
-                                    .runs = n_runs};
+                                    .runs = n_runs,
+                                    .max_pos = max_pos};
     f->ids = at->ids;
     f->want = at->want;
 }

@@ -63,8 +63,8 @@ static inline bool td_matrix_exact(const float *v, uint32_t n) {
 /* Writes output o's row [cols] into panels; the caller has zeroed them. */
 static inline void td_matrix_set_row(void *panels, uint32_t cols, bool bf16, uint32_t o,
                                      const float *row) {
-    uint16_t *half = panels;
-    float *full = panels;
+    uint16_t *half = (uint16_t *)panels; /* C++ reads this too */
+    float *full = (float *)panels;
     for (uint32_t k = 0; k < cols; k++) {
         size_t at = td_matrix_at(cols, bf16, o, k);
         if (bf16)

@@ -36,8 +36,9 @@ enum {
     TD_MAX_HEADS = 256,   /* query or index heads */
 };
 
-/* The sequences of a step; everything but `kv`, `n` and `runs` is in device memory. Row i of the
- * step is position row[i].pos of run[row[i].run]; rows of a run are consecutive and ascending. */
+/* The sequences of a step; `kv` and the numbers are the host's, the rest is in device memory. Row i
+ * of the step is position row[i].pos of run[row[i].run]; rows of a run are consecutive and
+ * ascending. */
 struct td_op_row {
     uint32_t run, pos;
 };
@@ -52,6 +53,7 @@ struct td_op_batch {
     const struct td_op_row *row; /* [n] */
     const struct td_op_run *run; /* [runs] */
     uint32_t n, runs;
+    uint32_t max_pos; /* no row's position is greater */
 };
 
 /* x[i][s] = w[ids[i]] for the four streams s (s.4). */

@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/base/hd.h"
 #include "common/base/status.h"
 
 enum td_kv_family {
@@ -91,7 +92,7 @@ struct td_kv_row {
 };
 
 /* Row i of a block of `rows` rows. */
-static inline struct td_kv_row td_kv_block_row(const struct td_kv_layout *l, void *block,
+TD_HD static inline struct td_kv_row td_kv_block_row(const struct td_kv_layout *l, void *block,
                                                uint32_t rows, uint32_t i) {
     uint8_t *values = (uint8_t *)block;
     if (l->row_stride == l->row_bytes)
@@ -101,7 +102,7 @@ static inline struct td_kv_row td_kv_block_row(const struct td_kv_layout *l, voi
                                   (size_t)i * TD_KV_FP8_ROW_SCALES};
 }
 /* Row i of dense rows in canonical form (values, then scales), as they travel. */
-static inline struct td_kv_row td_kv_dense_row(const struct td_kv_layout *l, const void *rows,
+TD_HD static inline struct td_kv_row td_kv_dense_row(const struct td_kv_layout *l, const void *rows,
                                                size_t i) {
     uint8_t *values = (uint8_t *)(uintptr_t)rows + i * l->row_bytes;
     return (struct td_kv_row){values,
@@ -112,20 +113,20 @@ void td_kv_row_copy(const struct td_kv_layout *l, struct td_kv_row to, struct td
 /* ---- pool rows; `pool` is the start of pool_bytes ---- */
 
 /* CSA entry i (0..63) of `page`. Token range of entry w: 4w..4w+3, page w / 64. */
-static inline struct td_kv_row td_kv_csa_row(const struct td_kv_layout *l, void *pool,
+TD_HD static inline struct td_kv_row td_kv_csa_row(const struct td_kv_layout *l, void *pool,
                                              uint32_t layer, uint32_t page, uint32_t i) {
     size_t row = ((size_t)l->csa_index[layer] * l->pages + page) * TD_KV_CSA_PER_PAGE;
     return td_kv_block_row(l, (uint8_t *)pool + l->csa_offset + row * l->row_bytes,
                            TD_KV_CSA_PER_PAGE, i);
 }
 /* Indexer key i (0..63) of `page`: key_bytes. */
-static inline void *td_kv_index_key(const struct td_kv_layout *l, void *pool, uint32_t layer,
+TD_HD static inline void *td_kv_index_key(const struct td_kv_layout *l, void *pool, uint32_t layer,
                                     uint32_t page, uint32_t i) {
     size_t row = ((size_t)l->csa_index[layer] * l->pages + page) * TD_KV_CSA_PER_PAGE + i;
     return (uint8_t *)pool + l->index_offset + row * l->key_bytes;
 }
 /* HCA entry i (0..1) of `page`. */
-static inline struct td_kv_row td_kv_hca_row(const struct td_kv_layout *l, void *pool,
+TD_HD static inline struct td_kv_row td_kv_hca_row(const struct td_kv_layout *l, void *pool,
                                              uint32_t layer, uint32_t page, uint32_t i) {
     size_t row = ((size_t)l->hca_index[layer] * l->pages + page) * TD_KV_HCA_PER_PAGE;
     return td_kv_block_row(l, (uint8_t *)pool + l->hca_offset + row * l->row_bytes,
@@ -138,7 +139,7 @@ void td_kv_copy_page(const struct td_kv_layout *l, void *pool, uint32_t from, ui
 /* ---- slot rows; `slot` is the start of slot_bytes ---- */
 
 /* Window row of position t. */
-static inline struct td_kv_row td_kv_window_row(const struct td_kv_layout *l, void *slot,
+TD_HD static inline struct td_kv_row td_kv_window_row(const struct td_kv_layout *l, void *slot,
                                                 uint32_t layer, uint32_t t) {
     size_t row = (size_t)layer * TD_KV_WINDOW_ROWS;
     return td_kv_block_row(l, (uint8_t *)slot + l->slot_window + row * l->row_bytes,
@@ -146,17 +147,17 @@ static inline struct td_kv_row td_kv_window_row(const struct td_kv_layout *l, vo
 }
 /* Compressor state row of position t: `dim` fp32 of u, then `dim` fp32 of g (ape added), where
  * dim is the family's *_STATE_DIM. */
-static inline float *td_kv_csa_state(const struct td_kv_layout *l, void *slot, uint32_t layer,
+TD_HD static inline float *td_kv_csa_state(const struct td_kv_layout *l, void *slot, uint32_t layer,
                                      uint32_t t) {
     size_t row = (size_t)l->csa_index[layer] * TD_KV_CSA_RING + t % TD_KV_CSA_RING;
     return (float *)(void *)((uint8_t *)slot + l->slot_csa) + row * 2 * TD_KV_CSA_STATE_DIM;
 }
-static inline float *td_kv_index_state(const struct td_kv_layout *l, void *slot, uint32_t layer,
+TD_HD static inline float *td_kv_index_state(const struct td_kv_layout *l, void *slot, uint32_t layer,
                                        uint32_t t) {
     size_t row = (size_t)l->csa_index[layer] * TD_KV_CSA_RING + t % TD_KV_CSA_RING;
     return (float *)(void *)((uint8_t *)slot + l->slot_index) + row * 2 * TD_KV_INDEX_STATE_DIM;
 }
-static inline float *td_kv_hca_state(const struct td_kv_layout *l, void *slot, uint32_t layer,
+TD_HD static inline float *td_kv_hca_state(const struct td_kv_layout *l, void *slot, uint32_t layer,
                                      uint32_t t) {
     size_t row = (size_t)l->hca_index[layer] * TD_KV_HCA_RING + t % TD_KV_HCA_RING;
     return (float *)(void *)((uint8_t *)slot + l->slot_hca) + row * 2 * TD_KV_HCA_STATE_DIM;

@@ -10,34 +10,36 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "common/base/hd.h"
+
 #define TD_E4M3_MAX 448.0f
 #define TD_E2M1_MAX 6.0f
 
-static inline uint32_t td_f32_bits(float x) {
+TD_HD static inline uint32_t td_f32_bits(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
     return u;
 }
 
-static inline float td_bits_f32(uint32_t u) {
+TD_HD static inline float td_bits_f32(uint32_t u) {
     float x;
     memcpy(&x, &u, sizeof x);
     return x;
 }
 
-static inline float td_bf16_to_f32(uint16_t h) {
+TD_HD static inline float td_bf16_to_f32(uint16_t h) {
     return td_bits_f32((uint32_t)h << 16);
 }
 
 /* Values beyond the largest bf16 round to infinity; a NaN stays a NaN (made quiet). */
-static inline uint16_t td_f32_to_bf16(float x) {
+TD_HD static inline uint16_t td_f32_to_bf16(float x) {
     uint32_t u = td_f32_bits(x);
     uint32_t nan = (u & 0x7fffffffu) > 0x7f800000u;
     uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     return (uint16_t)(nan ? ((u >> 16) | 0x40u) : rounded);
 }
 
-static inline float td_e4m3_to_f32(uint8_t b) {
+TD_HD static inline float td_e4m3_to_f32(uint8_t b) {
     uint32_t sign = (uint32_t)(b & 0x80u) << 24, mag = b & 0x7fu;
     if (mag == 0x7fu) return td_bits_f32(sign | 0x7fc00000u);
     if (mag >= 8u) return td_bits_f32(sign | ((mag << 20) + ((127u - 7u) << 23)));
@@ -46,7 +48,7 @@ static inline float td_e4m3_to_f32(uint8_t b) {
 }
 
 /* Saturates at +-448 (infinities too); NaN gives the NaN code with its sign. */
-static inline uint8_t td_f32_to_e4m3(float x) {
+TD_HD static inline uint8_t td_f32_to_e4m3(float x) {
     uint32_t u = td_f32_bits(x), mag = u & 0x7fffffffu;
     uint8_t sign = (uint8_t)((u >> 24) & 0x80u);
     if (mag > 0x7f800000u) return (uint8_t)(sign | 0x7fu);
@@ -61,14 +63,14 @@ static inline uint8_t td_f32_to_e4m3(float x) {
 }
 
 /* `n`: low four bits; bit 3 is the sign, the rest indexes 0 .5 1 1.5 2 3 4 6. */
-static inline float td_e2m1_to_f32(uint8_t n) {
+TD_HD static inline float td_e2m1_to_f32(uint8_t n) {
     static const float grid[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
     return grid[n & 15u];
 }
 
 /* Saturates at +-6. The format has no NaN: a NaN gives +-6, so callers check before. */
-static inline uint8_t td_f32_to_e2m1(float x) {
+TD_HD static inline uint8_t td_f32_to_e2m1(float x) {
     uint32_t u = td_f32_bits(x);
     float a = td_bits_f32(u & 0x7fffffffu);
     uint8_t code;
@@ -93,7 +95,7 @@ static inline uint8_t td_f32_to_e2m1(float x) {
 }
 
 /* Byte 0 is the subnormal 2^-127. */
-static inline float td_e8m0_to_f32(uint8_t b) {
+TD_HD static inline float td_e8m0_to_f32(uint8_t b) {
     if (b == 0) return td_bits_f32(0x00400000u);
     if (b == 255) return td_bits_f32(0x7fc00000u);
     return td_bits_f32((uint32_t)b << 23);

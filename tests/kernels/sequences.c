@@ -31,7 +31,7 @@ void td_sequences_finish(struct td_sequences *s) {
 }
 
 void td_sequences_step(struct td_sequences *s, const uint32_t *n) {
-    uint32_t rows = 0, runs = 0;
+    uint32_t rows = 0, runs = 0, max_pos = 0;
     for (uint32_t i = 0; i < s->count; i++) {
         if (n[i] == 0) continue;
         assert_true(s->pos[i] + n[i] <= TD_SEQ_PAGES * TD_KV_PAGE_TOKENS);
@@ -42,10 +42,16 @@ void td_sequences_step(struct td_sequences *s, const uint32_t *n) {
                                           .slot = (uint8_t *)s->slots + s->kv.slot_bytes * i};
         for (uint32_t t = 0; t < n[i]; t++)
             s->row[rows++] = (struct td_op_row){runs, s->pos[i] + t};
+        if (s->pos[i] + n[i] - 1 > max_pos) max_pos = s->pos[i] + n[i] - 1;
         runs++;
     }
-    s->batch = (struct td_op_batch){
-        .kv = &s->kv, .pool = s->pool, .row = s->row, .run = s->run, .n = rows, .runs = runs};
+    s->batch = (struct td_op_batch){.kv = &s->kv,
+                                    .pool = s->pool,
+                                    .row = s->row,
+                                    .run = s->run,
+                                    .n = rows,
+                                    .runs = runs,
+                                    .max_pos = max_pos};
 }
 
 void td_sequences_advance(struct td_sequences *s, const uint32_t *n) {

@@ -1,0 +1,205 @@
+/* A CUDA device as a backend: memory, copies, streams, faults, and its op table. */
+#include "kernels/cuda/op.h"
+
+#include <stdlib.h>
+
+/* Bumped whenever a kernel here changes a bit of any result. */
+enum { OPS_VERSION = 1 };
+
+extern "C" const struct td_backend td_backend_cuda;
+
+static td_status fail(struct td_error *err, td_status st, const char *what, cudaError_t e) {
+    return td_fail(err, st, "%s: CUDA: %s", what, cudaGetErrorString(e));
+}
+
+static void note(struct td_cuda_fault *f, cudaError_t e, const char *at) {
+    if (e == cudaSuccess || f->error != cudaSuccess) return;
+    f->error = e;
+    f->at = at;
+}
+
+void td_cuda_check(const struct td_device *d, const char *op) {
+    struct td_cuda *c = td_cuda_of(d);
+    cudaError_t e = cudaGetLastError();
+    if (c->blocking && e == cudaSuccess) e = cudaStreamSynchronize(c->stream[TD_LANE_STEP]);
+    note(&c->fault[TD_LANE_STEP], e, op);
+}
+
+void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t bytes,
+                          const char *op) {
+    if (bytes <= 48 * 1024) return;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes) !=
+        cudaSuccess)
+        td_cuda_check(d, op);
+}
+
+/* ---- open, close ---- */
+
+static td_status find(uint32_t index, struct td_error *err) {
+    int count = 0;
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (e != cudaSuccess)
+        return td_fail(err, TD_CONFIG,
+                       "device: cuda:%u: no GPU can be used here: %s (nvidia-smi shows what the "
+                       "driver sees); expected device = cpu or a machine with a GPU",
+                       index, cudaGetErrorString(e));
+    if (index < (uint32_t)count) return TD_OK;
+    return td_fail(err, TD_CONFIG, "device: cuda:%u: this machine has %d GPUs, numbered from 0",
+                   index, count);
+}
+
+static void cuda_close(struct td_device *d) {
+    struct td_cuda *c = td_cuda_of(d);
+    if (!c) return;
+    for (int i = 0; i < TD_LANES; i++)
+        if (c->stream[i]) cudaStreamDestroy(c->stream[i]);
+    free(c);
+    d->state = NULL;
+}
+
+static td_status cuda_open(struct td_device *d, uint32_t index, struct td_error *err) {
+    cudaDeviceProp p;
+    TD_TRY(find(index, err));
+    struct td_cuda *c = (struct td_cuda *)calloc(1, sizeof *c);
+    if (!c) return td_fail(err, TD_NO_MEMORY, "no memory for a device");
+    d->backend = &td_backend_cuda;
+    d->state = c;
+    c->index = (int)index;
+    cudaError_t e = cudaSetDevice(c->index);
+    if (e == cudaSuccess) e = cudaGetDeviceProperties(&p, c->index);
+    for (int i = 0; i < TD_LANES && e == cudaSuccess; i++)
+        e = cudaStreamCreateWithFlags(&c->stream[i], cudaStreamNonBlocking);
+    if (e != cudaSuccess) return fail(err, TD_IO, "device", e);
+    c->processors = p.multiProcessorCount;
+    c->major = p.major;
+    c->minor = p.minor;
+    c->shared_max = p.sharedMemPerBlockOptin;
+    return TD_OK;
+}
+
+/* ---- memory ---- */
+
+static td_status cuda_take(struct td_device *d, size_t bytes, const char *what, void **ret,
+                           struct td_error *err) {
+    size_t left = 0, all = 0;
+    if (d->sealed) return td_fail(err, TD_INTERNAL, "%s: memory is taken at start only", what);
+    cudaError_t e = cudaSetDevice(td_cuda_of(d)->index);
+    if (e == cudaSuccess) e = cudaMalloc(ret, bytes ? bytes : 256);
+    if (e == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        cudaMemGetInfo(&left, &all);
+        return td_fail(err, TD_NO_MEMORY,
+                       "%s: expected %zu bytes of GPU memory, %zu of %zu are free", what, bytes,
+                       left, all);
+    }
+    if (e == cudaSuccess)
+        e = cudaMemsetAsync(*ret, 0, bytes ? bytes : 256, td_cuda_of(d)->stream[TD_LANE_STEP]);
+    if (e != cudaSuccess) return fail(err, TD_IO, what, e);
+    d->taken += bytes;
+    return TD_OK;
+}
+
+static void cuda_give(struct td_device *d, void *memory, size_t bytes) {
+    if (!memory) return;
+    cudaSetDevice(td_cuda_of(d)->index);
+    cudaFree(memory);
+    d->taken -= bytes;
+}
+
+static td_status cuda_take_host(struct td_device *d, size_t bytes, const char *what, void **ret,
+                                struct td_error *err) {
+    cudaError_t e = cudaSetDevice(td_cuda_of(d)->index);
+    if (e == cudaSuccess) e = cudaHostAlloc(ret, bytes ? bytes : 64, cudaHostAllocDefault);
+    if (e != cudaSuccess) return fail(err, TD_NO_MEMORY, what, e);
+    memset(*ret, 0, bytes);
+    return TD_OK;
+}
+
+static void cuda_give_host(struct td_device *d, void *memory) {
+    if (!memory) return;
+    cudaSetDevice(td_cuda_of(d)->index);
+    cudaFreeHost(memory);
+}
+
+/* ---- copies ---- */
+
+static void copy(struct td_device *d, enum td_lane lane, const struct td_copy *c,
+                 enum cudaMemcpyKind kind) {
+    struct td_cuda *cuda = td_cuda_of(d);
+    cudaError_t e = cudaSetDevice(cuda->index);
+    if (e == cudaSuccess && c->rows == 1)
+        e = cudaMemcpyAsync(c->to, c->from, c->width, kind, cuda->stream[lane]);
+    else if (e == cudaSuccess)
+        e = cudaMemcpy2DAsync(c->to, c->to_pitch, c->from, c->from_pitch, c->width, c->rows, kind,
+                              cuda->stream[lane]);
+    note(&cuda->fault[lane], e, "a copy");
+}
+
+static void cuda_upload(struct td_device *d, enum td_lane lane, const struct td_copy *c) {
+    copy(d, lane, c, cudaMemcpyHostToDevice);
+}
+
+static void cuda_download(struct td_device *d, enum td_lane lane, const struct td_copy *c) {
+    copy(d, lane, c, cudaMemcpyDeviceToHost);
+}
+
+static td_status cuda_wait(struct td_device *d, enum td_lane lane, struct td_error *err) {
+    struct td_cuda *c = td_cuda_of(d);
+    cudaError_t e = cudaSetDevice(c->index);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(c->stream[lane]);
+    note(&c->fault[lane], e, "a step");
+    struct td_cuda_fault f = c->fault[lane];
+    c->fault[lane].error = cudaSuccess;
+    return f.error == cudaSuccess ? TD_OK : fail(err, TD_IO, f.at, f.error);
+}
+
+/* ---- ops ---- */
+
+#define X(op) TD_PLAIN(op),
+static const struct td_ops plain = {"cuda plain", TD_OPS_MAP(X)};
+#undef X
+
+static td_status cuda_ops(struct td_device *d, uint64_t force_ref, struct td_ops *ret,
+                          struct td_error *err) {
+    (void)d;
+    (void)force_ref;
+    *ret = plain;
+#define X(op)                                                                                      \
+    if (!ret->op) return td_fail(err, TD_UNSUPPORTED, "cuda: op %s has no kernel", #op);
+    TD_OPS_MAP(X)
+#undef X
+    return TD_OK;
+}
+
+/* Lists of candidates are in shared memory. */
+static size_t cuda_index_workspace(uint32_t heads, uint32_t topk, uint32_t rows) {
+    (void)heads;
+    (void)topk;
+    (void)rows;
+    return 0;
+}
+
+static void cuda_describe(const struct td_device *d, char *buf, size_t cap) {
+    const struct td_cuda *c = td_cuda_of(d);
+    snprintf(buf, cap, "cuda ops %d; sm_%d%d; toolkit %d", OPS_VERSION, c->major, c->minor,
+             CUDART_VERSION);
+}
+
+extern "C" {
+const struct td_backend td_backend_cuda = {
+    .name = "cuda",
+    .host = false,
+    .open = cuda_open,
+    .close = cuda_close,
+    .take = cuda_take,
+    .give = cuda_give,
+    .take_host = cuda_take_host,
+    .give_host = cuda_give_host,
+    .upload = cuda_upload,
+    .download = cuda_download,
+    .wait = cuda_wait,
+    .ops = cuda_ops,
+    .index_workspace = cuda_index_workspace,
+    .describe = cuda_describe,
+};
+}

@@ -1,0 +1,158 @@
+/* Mixture of experts around its products: choice, grouping, activation, sum. The reference's bits.
+ */
+#include "kernels/cuda/op.h"
+
+enum { THREADS = 128, CHOICE_THREADS = 256, GROUP_TILE = 1024 };
+
+/* ---- choice ---- */
+
+/* The greatest of key[0..n-1] that is not taken, ties to the lower: by the whole block. */
+static __device__ uint32_t greatest(const float *key, const uint8_t *taken, uint32_t n,
+                                    float *best_key, uint32_t *best_at) {
+    uint32_t t = threadIdx.x, at = n;
+    float v = 0.0f;
+    for (uint32_t e = t; e < n; e += CHOICE_THREADS)
+        if (!taken[e] && (at == n || key[e] > v)) {
+            v = key[e];
+            at = e;
+        }
+    best_key[t] = v;
+    best_at[t] = at;
+    for (uint32_t half = CHOICE_THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (t < half) {
+            float w = best_key[t + half];
+            uint32_t b = best_at[t + half], m = best_at[t];
+            if (b < n && (m == n || w > best_key[t] || (w == best_key[t] && b < m))) {
+                best_key[t] = w;
+                best_at[t] = b;
+            }
+        }
+    }
+    __syncthreads();
+    return best_at[0];
+}
+
+static __global__ void route_rows(struct td_route_args a) {
+    __shared__ float score[TD_MAX_EXPERTS], key[TD_MAX_EXPERTS], best_key[CHOICE_THREADS];
+    __shared__ uint32_t best_at[CHOICE_THREADS], chosen[TD_MAX_EXPERTS_PER_TOKEN];
+    __shared__ uint8_t taken[TD_MAX_EXPERTS];
+    uint32_t i = blockIdx.x, t = threadIdx.x;
+    for (uint32_t e = t; e < a.experts; e += CHOICE_THREADS) {
+        score[e] = sqrtf(td_softplus(a.logits[(size_t)i * a.experts + e]));
+        key[e] = a.bias ? score[e] + a.bias[e] : 0.0f;
+        taken[e] = 0;
+    }
+    __syncthreads();
+    if (a.tid2eid) {
+        if (t < a.k) chosen[t] = (uint32_t)a.tid2eid[(size_t)a.ids[i] * a.k + t];
+    } else {
+        for (uint32_t j = 0; j < a.k; j++) {
+            uint32_t at = greatest(key, taken, a.experts, best_key, best_at);
+            if (t == 0) {
+                chosen[j] = at;
+                taken[at] = 1;
+            }
+            __syncthreads();
+        }
+    }
+    __syncthreads();
+    if (t != 0) return;
+    float sum = 0.0f;
+    for (uint32_t j = 1; j < a.k; j++) { /* ascending */
+        uint32_t e = chosen[j], at = j;
+        for (; at > 0 && chosen[at - 1] > e; at--)
+            chosen[at] = chosen[at - 1];
+        chosen[at] = e;
+    }
+    for (uint32_t j = 0; j < a.k; j++)
+        sum += score[chosen[j]];
+    for (uint32_t j = 0; j < a.k; j++) {
+        a.expert[(size_t)i * a.k + j] = chosen[j];
+        a.weight[(size_t)i * a.k + j] = score[chosen[j]] / sum * a.scale;
+    }
+}
+
+void TD_PLAIN(route)(const struct td_device *d, const struct td_route_args *a) {
+    if (a->n) TD_LAUNCH(d, "route", route_rows, a->n, CHOICE_THREADS, 0, *a);
+}
+
+/* ---- grouping ---- */
+
+/* One block, a thread per expert: everyone walks all choices, tile by tile, and keeps its own, so
+ * the order inside an expert is that of the tokens. */
+static __global__ void group_rows(struct td_group_args a) {
+    __shared__ uint32_t tile[GROUP_TILE], start[TD_MAX_EXPERTS + 1];
+    uint32_t e = threadIdx.x, all = a.n * a.k, count = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        uint32_t next = pass ? start[e] : 0;
+        for (uint32_t from = 0; from < all; from += GROUP_TILE) {
+            uint32_t len = all - from < GROUP_TILE ? all - from : GROUP_TILE;
+            __syncthreads();
+            for (uint32_t i = e; i < len; i += TD_MAX_EXPERTS)
+                tile[i] = a.expert[from + i];
+            __syncthreads();
+            for (uint32_t i = 0; i < len; i++) {
+                if (tile[i] != e) continue;
+                if (pass) {
+                    a.token[next] = (from + i) / a.k;
+                    a.row_weight[next] = a.weight[from + i];
+                    a.place[from + i] = next;
+                }
+                next++;
+            }
+        }
+        if (pass) return;
+        count = next;
+        start[e + 1] = count;
+        if (e == 0) start[0] = 0;
+        __syncthreads();
+        if (e == 0)
+            for (uint32_t i = 0; i < TD_MAX_EXPERTS; i++)
+                start[i + 1] += start[i];
+        __syncthreads();
+        for (uint32_t i = e; i <= a.experts; i += TD_MAX_EXPERTS)
+            a.offset[i] = start[i];
+    }
+}
+
+void TD_PLAIN(group)(const struct td_device *d, const struct td_group_args *a) {
+    TD_LAUNCH(d, "group", group_rows, 1, TD_MAX_EXPERTS, 0, *a);
+}
+
+/* ---- activation, sum ---- */
+
+static __global__ void swiglu_values(struct td_swiglu_args a) {
+    size_t at = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (at >= (size_t)a.n * a.inner) return;
+    float g = a.a[at], u = a.b[at];
+    g = g > a.limit ? a.limit : g;
+    u = u > a.limit ? a.limit : u < -a.limit ? -a.limit : u;
+    float t = g * td_sigmoid(g) * u;
+    a.t[at] = a.weight ? t * a.weight[at / a.inner] : t;
+}
+
+void TD_PLAIN(swiglu)(const struct td_device *d, const struct td_swiglu_args *a) {
+    size_t all = (size_t)a->n * a->inner;
+    if (all) TD_LAUNCH(d, "swiglu", swiglu_values, td_ceil(all, THREADS), THREADS, 0, *a);
+}
+
+static __global__ void combine_values(struct td_combine_args a) {
+    size_t at = (size_t)blockIdx.x * THREADS + threadIdx.x, i = at / a.hidden;
+    uint32_t c = (uint32_t)(at % a.hidden), j = 0;
+    if (i >= a.n) return;
+    const uint32_t *expert = a.expert + i * a.k, *place = a.place + i * a.k;
+    float total = 0.0f;
+    for (uint32_t shard = 0; shard < a.shards; shard++) {
+        float sum = 0.0f;
+        for (; j < a.k && expert[j] * a.shards / a.experts == shard; j++)
+            sum = sum + a.rows[(size_t)place[j] * a.hidden + c];
+        total = shard == 0 ? sum : total + sum;
+    }
+    a.y[at] = total + a.shared[at];
+}
+
+void TD_PLAIN(combine)(const struct td_device *d, const struct td_combine_args *a) {
+    size_t all = (size_t)a->n * a->hidden;
+    if (all) TD_LAUNCH(d, "combine", combine_values, td_ceil(all, THREADS), THREADS, 0, *a);
+}

@@ -1,0 +1,22 @@
+/* Names of the kernels' entry points: plain ones follow the reference's order of summation to the
+ * bit; fast ones are this device's own definition. */
+#ifndef TD_KERNELS_CUDA_OP_H
+#define TD_KERNELS_CUDA_OP_H
+
+#include "kernels/cuda/num.h"
+
+#ifdef TD_CUDA_EMULATED
+#define TD_PLAIN(op) td_emulated_plain_##op
+#define TD_FAST(op) td_emulated_fast_##op
+#else
+#define TD_PLAIN(op) td_cuda_plain_##op
+#define TD_FAST(op) td_cuda_fast_##op
+#endif
+
+extern "C" {
+#define X(op) void TD_PLAIN(op)(const struct td_device *d, const struct td_##op##_args *a);
+TD_OPS_MAP(X)
+#undef X
+}
+
+#endif

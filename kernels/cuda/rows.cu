@@ -1,0 +1,194 @@
+/* Ops on single rows: embedding, norm, gather, shard sums, rotation, hyper-connections. Every one
+ * gives the reference's bits. */
+#include "kernels/cuda/op.h"
+
+enum { S = TD_HC_STREAMS, THREADS = 128 };
+
+/* ---- embedding, gather, shard sums ---- */
+
+static __global__ void embed_rows(struct td_embed_args a, struct td_weight w) {
+    uint32_t i = blockIdx.x, hidden = w.cols;
+    float *x = a.x + (size_t)i * S * hidden;
+    for (uint32_t c = threadIdx.x; c < hidden; c += THREADS) {
+        float v = td_weight_value(&w, (uint32_t)a.ids[i], c);
+        for (uint32_t s = 0; s < S; s++)
+            x[s * hidden + c] = v;
+    }
+}
+
+void TD_PLAIN(embed)(const struct td_device *d, const struct td_embed_args *a) {
+    if (a->n) TD_LAUNCH(d, "embed", embed_rows, a->n, THREADS, 0, *a, *a->w);
+}
+
+static __global__ void gather_rows(struct td_gather_args a) {
+    const uint32_t *from = (const uint32_t *)a.x + (size_t)a.index[blockIdx.x] * a.dim;
+    uint32_t *to = (uint32_t *)a.y + (size_t)blockIdx.x * a.dim;
+    for (uint32_t c = threadIdx.x; c < a.dim; c += THREADS)
+        to[c] = from[c];
+}
+
+void TD_PLAIN(gather)(const struct td_device *d, const struct td_gather_args *a) {
+    if (a->n) TD_LAUNCH(d, "gather", gather_rows, a->n, THREADS, 0, *a);
+}
+
+static __global__ void shard_sums(struct td_add_shards_args a) {
+    size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, all = (size_t)a.n * a.dim;
+    if (i >= all) return;
+    float sum = a.shard[i];
+    for (uint32_t s = 1; s < a.shards; s++)
+        sum += a.shard[s * all + i];
+    a.y[i] = sum;
+}
+
+void TD_PLAIN(add_shards)(const struct td_device *d, const struct td_add_shards_args *a) {
+    size_t all = (size_t)a->n * a->dim;
+    if (all) TD_LAUNCH(d, "add_shards", shard_sums, td_ceil(all, THREADS), THREADS, 0, *a);
+}
+
+/* ---- norm ---- */
+
+static __global__ void norm_rows(struct td_rms_norm_args a) {
+    __shared__ float part[17];
+    const float *x = a.x + blockIdx.x * a.x_stride;
+    float *y = a.y + blockIdx.x * a.y_stride;
+    float r = td_rms_factor(x, a.dim, a.eps, part);
+    for (uint32_t c = threadIdx.x; c < a.dim; c += THREADS)
+        y[c] = a.w ? x[c] * r * a.w[c] : x[c] * r;
+}
+
+void TD_PLAIN(rms_norm)(const struct td_device *d, const struct td_rms_norm_args *a) {
+    if (a->n) TD_LAUNCH(d, "rms_norm", norm_rows, a->n, THREADS, 0, *a);
+}
+
+/* ---- rotation ---- */
+
+static __global__ void angle_rows(struct td_rope_angles_args a) {
+    uint32_t at = blockIdx.x * THREADS + threadIdx.x, i = at / (TD_ROPE_DIM / 2);
+    if (i >= a.n) return;
+    float angle = (float)a.row[i].pos * a.freq[at % (TD_ROPE_DIM / 2)];
+    td_cos_sin(angle, &a.cs[2 * at], &a.cs[2 * at + 1]);
+}
+
+void TD_PLAIN(rope_angles)(const struct td_device *d, const struct td_rope_angles_args *a) {
+    uint32_t all = a->n * (TD_ROPE_DIM / 2);
+    if (all) TD_LAUNCH(d, "rope_angles", angle_rows, td_ceil(all, THREADS), THREADS, 0, *a);
+}
+
+static __global__ void rotate_rows(struct td_rope_args a) {
+    size_t at = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    size_t row = at / (TD_ROPE_DIM / 2);
+    uint32_t j = (uint32_t)(at % (TD_ROPE_DIM / 2));
+    if (row >= (size_t)a.n * a.heads) return;
+    const float *cs = a.cs + row / a.heads * TD_ROPE_DIM + 2 * j;
+    td_rotate(a.x + row * a.dim + a.dim - TD_ROPE_DIM + 2 * j, cs[0], a.inverse ? -cs[1] : cs[1]);
+}
+
+void TD_PLAIN(rope)(const struct td_device *d, const struct td_rope_args *a) {
+    size_t all = (size_t)a->n * a->heads * (TD_ROPE_DIM / 2);
+    if (all) TD_LAUNCH(d, "rope", rotate_rows, td_ceil(all, THREADS), THREADS, 0, *a);
+}
+
+/* ---- hyper-connections ---- */
+
+/* y = sum over streams of weight[s] * x[s], by the whole block. */
+static __device__ void mix_down(const float *x, const float *weight, float *y, uint32_t hidden) {
+    for (uint32_t c = threadIdx.x; c < hidden; c += THREADS) {
+        float sum = 0.0f;
+        for (uint32_t s = 0; s < S; s++)
+            sum = fmaf(weight[s], x[s * hidden + c], sum);
+        y[c] = sum;
+    }
+}
+
+/* The first warp holds the 4 x 4 in shared memory, one value a thread, the upper half as idle
+ * copies; each thread adds its row or column up in the reference's order. */
+static __device__ void comb_of(float (*c)[S], uint32_t iters, float eps) {
+    uint32_t j = threadIdx.x / S % S, k = threadIdx.x % S;
+    float max = c[j][0], sum = 0.0f, v;
+    for (uint32_t i = 1; i < S; i++)
+        max = c[j][i] > max ? c[j][i] : max;
+    v = td_exp(c[j][k] - max);
+    __syncwarp();
+    c[j][k] = v;
+    __syncwarp();
+    for (uint32_t i = 0; i < S; i++)
+        sum += c[j][i];
+    v = v / sum + eps;
+    __syncwarp();
+    c[j][k] = v;
+    __syncwarp();
+    for (uint32_t it = 0; it < iters; it++) {
+        if (it > 0) {
+            sum = ((c[j][0] + c[j][1]) + c[j][2]) + c[j][3] + eps;
+            v /= sum;
+            __syncwarp();
+            c[j][k] = v;
+            __syncwarp();
+        }
+        sum = ((c[0][k] + c[1][k]) + c[2][k]) + c[3][k] + eps;
+        v /= sum;
+        __syncwarp();
+        c[j][k] = v;
+        __syncwarp();
+    }
+}
+
+static __global__ void pre_rows(struct td_hc_pre_args a) {
+    __shared__ float part[17], pre[S], comb[S][S];
+    uint32_t i = blockIdx.x, t = threadIdx.x;
+    const float *x = a.x + (size_t)i * S * a.hidden, *m = a.m + (size_t)i * 24;
+    float r = td_rms_factor(x, S * a.hidden, a.eps, part);
+    if (t < 32) {
+        if (t < S) {
+            pre[t] = td_sigmoid(fmaf(m[t] * r, a.scale[0], a.base[t])) + a.hc_eps;
+            a.post[(size_t)i * S + t] =
+                2.0f * td_sigmoid(fmaf(m[S + t] * r, a.scale[1], a.base[S + t]));
+        }
+        uint32_t at = 2 * S + t % (S * S);
+        comb[t / S % S][t % S] = fmaf(m[at] * r, a.scale[2], a.base[at]);
+        __syncwarp();
+        comb_of(comb, a.iters, a.hc_eps);
+        if (t < S * S) a.comb[(size_t)i * S * S + t] = comb[t / S][t % S];
+    }
+    __syncthreads();
+    mix_down(x, pre, a.y + (size_t)i * a.hidden, a.hidden);
+}
+
+void TD_PLAIN(hc_pre)(const struct td_device *d, const struct td_hc_pre_args *a) {
+    if (a->n) TD_LAUNCH(d, "hc_pre", pre_rows, a->n, THREADS, 0, *a);
+}
+
+static __global__ void post_rows(struct td_hc_post_args a) {
+    size_t at = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    size_t i = at / a.hidden, c = at % a.hidden;
+    if (i >= a.n) return;
+    float *x = a.x + i * S * a.hidden + c, o = a.o[at], old[S];
+    const float *post = a.post + i * S, *comb = a.comb + i * S * S;
+    for (uint32_t j = 0; j < S; j++)
+        old[j] = x[j * a.hidden];
+    for (uint32_t k = 0; k < S; k++) {
+        float sum = post[k] * o;
+        for (uint32_t j = 0; j < S; j++)
+            sum = fmaf(comb[S * j + k], old[j], sum);
+        x[k * a.hidden] = sum;
+    }
+}
+
+void TD_PLAIN(hc_post)(const struct td_device *d, const struct td_hc_post_args *a) {
+    size_t all = (size_t)a->n * a->hidden;
+    if (all) TD_LAUNCH(d, "hc_post", post_rows, td_ceil(all, THREADS), THREADS, 0, *a);
+}
+
+static __global__ void head_rows(struct td_hc_head_args a) {
+    __shared__ float part[17], w[S];
+    uint32_t i = blockIdx.x, t = threadIdx.x;
+    const float *x = a.x + (size_t)i * S * a.hidden, *m = a.m + (size_t)i * S;
+    float r = td_rms_factor(x, S * a.hidden, a.eps, part);
+    if (t < S) w[t] = td_sigmoid(fmaf(m[t] * r, a.scale[0], a.base[t])) + a.hc_eps;
+    __syncthreads();
+    mix_down(x, w, a.y + (size_t)i * a.hidden, a.hidden);
+}
+
+void TD_PLAIN(hc_head)(const struct td_device *d, const struct td_hc_head_args *a) {
+    if (a->n) TD_LAUNCH(d, "hc_head", head_rows, a->n, THREADS, 0, *a);
+}

@@ -1,0 +1,65 @@
+/* What every CUDA source includes: the runtime, the op table's C contracts, launches and the few
+ * primitives of a block that the kernels share.
+ *
+ * Kernels are launched through TD_LAUNCH and take dynamic shared memory through TD_SHARED, so that
+ * the same sources also build as plain C++ for the emulator of the tests (TD_CUDA_EMULATED), which
+ * runs every thread of a block on the host: layouts, barriers and bits are checked without a GPU.
+ */
+#ifndef TD_KERNELS_CUDA_RT_H
+#define TD_KERNELS_CUDA_RT_H
+
+#ifndef TD_CUDA_EMULATED
+#include <cuda_runtime.h>
+#endif
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+extern "C" {
+#include "kernels/ops.h"
+}
+
+/* Of a lane: the first since it was reported, and the op that met it. */
+struct td_cuda_fault {
+    cudaError_t error;
+    const char *at;
+};
+
+/* td_device.state */
+struct td_cuda {
+    int index;
+    cudaStream_t stream[TD_LANES];
+    struct td_cuda_fault fault[TD_LANES];
+    int processors, major, minor;
+    size_t shared_max; /* bytes of dynamic shared memory a block may have */
+    bool blocking;     /* wait after every op, to find the faulty one */
+};
+
+static inline struct td_cuda *td_cuda_of(const struct td_device *d) {
+    return (struct td_cuda *)d->state;
+}
+
+/* Notes the first fault; `op` has static storage. */
+void td_cuda_check(const struct td_device *d, const char *op);
+/* Lets a kernel have `bytes` of dynamic shared memory, where that is more than a default. */
+void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t bytes,
+                          const char *op);
+
+#ifndef TD_CUDA_EMULATED
+#define TD_SHARED(type, name)                                                                      \
+    extern __shared__ __align__(16) unsigned char td_dynamic_shared[];                             \
+    type *name = (type *)(void *)td_dynamic_shared
+#define TD_LAUNCH(d, op, kernel, grid, block, shared, ...)                                         \
+    do {                                                                                           \
+        kernel<<<grid, block, shared, td_cuda_of(d)->stream[TD_LANE_STEP]>>>(__VA_ARGS__);         \
+        td_cuda_check(d, op);                                                                      \
+    } while (0)
+#endif
+
+static inline uint32_t td_ceil(size_t n, size_t by) {
+    return (uint32_t)((n + by - 1) / by);
+}
+
+#endif

@@ -1,0 +1,91 @@
+/* The running top-k of the indexer, by one block: a list of 64-bit candidates in shared memory,
+ * ascending by entry, cut to the k greatest when a tile of new ones was added. Any two candidates
+ * differ, so the chosen set is unique however the work is cut. */
+#ifndef TD_KERNELS_CUDA_TOPK_H
+#define TD_KERNELS_CUDA_TOPK_H
+
+#include "kernels/cuda/op.h"
+
+enum { TD_TOPK_THREADS = 256 };
+
+/* In shared memory, besides the list. */
+struct td_topk {
+    uint64_t floor; /* only greater candidates matter; 0 until the list was cut once */
+    uint32_t count, want;
+    uint32_t bin[256], warp[TD_TOPK_THREADS / 32];
+};
+
+/* kernels/ref/index.c: candidate. Monotone: a < b as floats exactly when as numbers. */
+static __device__ inline uint64_t td_candidate(float score, bool bf16, uint32_t entry) {
+    if (bf16) score = td_bf16_to_f32(td_f32_to_bf16(score));
+    uint32_t u = td_f32_bits(score + 0.0f);
+    u = u & 0x80000000u ? ~u : u | 0x80000000u;
+    return (uint64_t)u << 32 | (0xffffffffu - entry);
+}
+
+/* The place of this thread's item among those of all threads that keep one, in thread order;
+ * *ret_all is their number. */
+static __device__ inline uint32_t td_topk_place(struct td_topk *k, bool keep, uint32_t *ret_all) {
+    uint32_t t = threadIdx.x, mask = __ballot_sync(0xffffffffu, keep), before = 0, all = 0;
+    if (t % 32 == 0) k->warp[t / 32] = (uint32_t)__popc(mask);
+    __syncthreads();
+    for (uint32_t i = 0; i < TD_TOPK_THREADS / 32; i++) {
+        before += i < t / 32 ? k->warp[i] : 0;
+        all += k->warp[i];
+    }
+    __syncthreads();
+    *ret_all = all;
+    return before + (uint32_t)__popc(mask & ((1u << t % 32) - 1u));
+}
+
+/* Appends this thread's candidate when it is one that matters; threads in order of entries. */
+static __device__ inline void td_topk_add(struct td_topk *k, uint64_t *list, uint64_t c,
+                                          bool valid) {
+    uint32_t all, base = k->count;
+    bool keep = valid && c > k->floor;
+    uint32_t place = td_topk_place(k, keep, &all);
+    if (keep) list[base + place] = c;
+    if (threadIdx.x == 0) k->count = base + all;
+    __syncthreads();
+}
+
+/* Cuts the list to the `topk` greatest, order kept: the topk-th greatest is found byte by byte. */
+static __device__ inline void td_topk_cut(struct td_topk *k, uint64_t *list, uint32_t topk) {
+    uint32_t t = threadIdx.x, count = k->count;
+    uint64_t prefix = 0;
+    if (count <= topk) return; /* the whole block */
+    if (t == 0) k->want = topk;
+    for (int shift = 56; shift >= 0; shift -= 8) {
+        k->bin[t] = 0;
+        __syncthreads();
+        for (uint32_t i = t; i < count; i += TD_TOPK_THREADS)
+            if (shift == 56 || list[i] >> (shift + 8) == prefix >> (shift + 8))
+                atomicAdd(&k->bin[list[i] >> shift & 255u], 1u);
+        __syncthreads();
+        if (t == 0) {
+            uint32_t want = k->want, digit = 255;
+            for (; k->bin[digit] < want; digit--)
+                want -= k->bin[digit];
+            k->want = want;
+            k->warp[0] = digit;
+        }
+        __syncthreads();
+        prefix |= (uint64_t)k->warp[0] << shift;
+        __syncthreads();
+    }
+    uint32_t kept = 0, all;
+    for (uint32_t from = 0; from < count; from += TD_TOPK_THREADS) {
+        uint64_t c = from + t < count ? list[from + t] : 0;
+        uint32_t place = td_topk_place(k, c >= prefix, &all);
+        if (c >= prefix) list[kept + place] = c; /* never behind what is still to be read */
+        kept += all;
+        __syncthreads();
+    }
+    if (t == 0) {
+        k->count = kept;
+        k->floor = prefix;
+    }
+    __syncthreads();
+}
+
+#endif

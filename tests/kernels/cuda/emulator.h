@@ -1,0 +1,196 @@
+/* CUDA's language and runtime as plain C++ on the host, as far as kernels/cuda uses them; included
+ * before everything else when those sources are built for tests without a GPU.
+ *
+ * Every thread of a block is a fiber with a stack of its own; a barrier lets the others run. So a
+ * missing barrier shows (fibers run in ascending order in even blocks and in descending order in
+ * odd ones), a barrier that not all threads reach ends the program with a sentence, and results are
+ * those of the same arithmetic. Blocks run one after the other. Not a model of memory or time. */
+#ifndef TD_TESTS_KERNELS_CUDA_EMULATOR_H
+#define TD_TESTS_KERNELS_CUDA_EMULATOR_H
+
+#include <functional>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Beside the real backend in one program. */
+#define td_backend_cuda td_backend_emulated
+#define td_cuda_check td_emulated_check
+#define td_cuda_allow_shared td_emulated_allow_shared
+#define TD_CUDA_EMULATED
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __shared__ static
+#define __constant__ static
+#define __restrict__
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+struct uint3 {
+    unsigned x, y, z;
+};
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {
+    }
+};
+struct __align__(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct __align__(8) uint2 {
+    unsigned x, y;
+};
+struct __align__(16) float4 {
+    float x, y, z, w;
+};
+struct __align__(8) float2 {
+    float x, y;
+};
+
+extern uint3 threadIdx, blockIdx, blockDim, gridDim;
+
+/* Runs `body` for every thread of every block. */
+void td_emulate(dim3 grid, dim3 block, size_t shared, const std::function<void()> &body);
+void *td_emulate_shared(void);
+/* All lanes' `bytes` (up to 32) to everyone's `all` [32][bytes]. */
+void td_emulate_exchange(const void *mine, size_t bytes, void *all);
+
+void __syncthreads(void);
+void __syncwarp(unsigned mask = 0xffffffffu);
+
+#define TD_SHARED(type, name) type *name = (type *)td_emulate_shared()
+#define TD_LAUNCH(d, op, kernel, grid, block, shared, ...)                                         \
+    do {                                                                                           \
+        td_emulate(dim3(grid), dim3(block), shared, [=] { kernel(__VA_ARGS__); });                 \
+        td_cuda_check(d, op);                                                                      \
+    } while (0)
+
+template <class T> static inline T td_emulate_shuffle(T v, unsigned from, unsigned width = 32) {
+    T all[32];
+    (void)width;
+    td_emulate_exchange(&v, sizeof v, all);
+    return all[from & 31u];
+}
+template <class T> static inline T __shfl_sync(unsigned, T v, int lane) {
+    return td_emulate_shuffle(v, (unsigned)lane);
+}
+template <class T> static inline T __shfl_xor_sync(unsigned, T v, int mask) {
+    return td_emulate_shuffle(v, (threadIdx.x & 31u) ^ (unsigned)mask);
+}
+template <class T> static inline T __shfl_down_sync(unsigned, T v, unsigned by) {
+    unsigned lane = threadIdx.x & 31u;
+    return td_emulate_shuffle(v, lane + by < 32 ? lane + by : lane);
+}
+static inline unsigned __ballot_sync(unsigned, int p) {
+    unsigned char mine = p != 0, all[32];
+    unsigned mask = 0;
+    td_emulate_exchange(&mine, 1, all);
+    for (unsigned i = 0; i < 32; i++)
+        mask |= (unsigned)all[i] << i;
+    return mask;
+}
+static inline int __popc(unsigned v) {
+    return __builtin_popcount(v);
+}
+static inline unsigned atomicAdd(unsigned *p, unsigned v) {
+    unsigned old = *p;
+    *p = old + v;
+    return old;
+}
+static inline float __uint_as_float(unsigned u) {
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+static inline unsigned __float_as_uint(float f) {
+    unsigned u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+template <class T> static inline T __ldg(const T *p) {
+    return *p;
+}
+
+/* ---- runtime ---- */
+
+typedef int cudaError_t;
+enum { cudaSuccess, cudaErrorMemoryAllocation = 2 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+enum { cudaStreamNonBlocking, cudaHostAllocDefault, cudaFuncAttributeMaxDynamicSharedMemorySize };
+typedef void *cudaStream_t;
+struct cudaDeviceProp {
+    int multiProcessorCount, major, minor;
+    size_t sharedMemPerBlockOptin;
+};
+#define CUDART_VERSION 0
+
+static inline const char *cudaGetErrorString(cudaError_t) {
+    return "an emulated fault";
+}
+static inline cudaError_t cudaGetLastError(void) {
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGetDeviceCount(int *n) {
+    *n = 1;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaSetDevice(int) {
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
+    *p = cudaDeviceProp{2, 0, 0, 227 * 1024};
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
+    *s = NULL;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamDestroy(cudaStream_t) {
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+    return cudaSuccess;
+}
+static inline cudaError_t cudaFuncSetAttribute(const void *, int, int) {
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemGetInfo(size_t *left, size_t *all) {
+    *left = *all = 0;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMalloc(void **p, size_t n) {
+    *p = aligned_alloc(256, (n + 255) & ~(size_t)255);
+    return *p ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+static inline cudaError_t cudaFree(void *p) {
+    free(p);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) {
+    return cudaMalloc(p, n);
+}
+static inline cudaError_t cudaFreeHost(void *p) {
+    return cudaFree(p);
+}
+static inline cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t) {
+    memset(p, v, n);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind,
+                                          cudaStream_t) {
+    memcpy(to, from, n);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from,
+                                            size_t from_pitch, size_t width, size_t rows,
+                                            cudaMemcpyKind, cudaStream_t) {
+    for (size_t i = 0; i < rows; i++)
+        memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+    return cudaSuccess;
+}
+
+#endif
