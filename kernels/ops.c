@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/ref/scratch.h"
+#include "kernels/scratch.h"
 
 /* The fast variants that were built (kernels/meson.build), the best one first. */
 #define VARIANTS(X) TD_CPU_VARIANTS(X)
@@ -117,9 +117,10 @@ size_t td_index_workspace(uint32_t heads, uint32_t topk) {
 }
 
 size_t td_op_scratch(uint32_t heads, uint32_t index_heads, uint32_t max_entries) {
-    size_t lanes = td_lanes(heads), set = TD_WINDOW + (size_t)max_entries;
+    size_t lanes = td_lanes(heads), set = td_lanes(TD_WINDOW + max_entries);
     size_t rows = (size_t)TD_ATTEND_BLOCKS * TD_BLOCK + TD_ATTEND_SPAN;
-    size_t attend = rows * TD_ATTEND_ROW + (TD_HEAD_DIM + set) * lanes;
+    size_t attend = rows * TD_ATTEND_ROW + (TD_HEAD_DIM + set) * lanes +
+                    (size_t)TD_BLOCK * TD_PANEL;
     size_t index =
         (size_t)TD_INDEX_KEYS * TD_INDEX_DIM + 8 * (size_t)TD_INDEX_ROWS * td_lanes(index_heads);
     return round64((attend > index ? attend : index) * sizeof(float));

@@ -1,27 +1,46 @@
 /* Sparse core: one softmax over window rows, compressed entries and the sink.
  *
- * One piece is one token with all its heads, which share every row. Rows are decoded from their
- * stored form in blocks of 128 set members; the scores of the whole set are kept, so the maximum
- * is known before the first exponential and nothing is rescaled. Neighbouring tokens share all
- * but one row of a full window, which is block 0 then, so decoded window rows are kept. */
+ * One piece is one token with all its heads, which share every row. A row's 512 values are four
+ * blocks of 128 whose sums are independent chains, so a decoded row holds the blocks side by side
+ * ([128][4], split.h) and every head takes four lanes of a product: few heads still fill a vector.
+ * The weighted sum of rows has the row's values as lanes, where their order does not matter; it is
+ * put right when the sum is divided. Rows stored as bf16 stay bf16 ([64][4] words of two) and are
+ * widened in registers: a window is then small enough to stay in a core's own cache.
+ *
+ * Rows are decoded in blocks of 128 set members; the scores of the whole set are kept, so the
+ * maximum is known before the first exponential and nothing is rescaled. Neighbouring tokens share
+ * all but one row of a full window, which is block 0 then, so decoded window rows are kept. */
 #include "kernels/cpu/op.h"
-#include "kernels/cpu/product.h"
-#include "kernels/cpu/scratch.h"
+#include "kernels/cpu/split.h"
 #include "kernels/cpu/stored.h"
+#include "kernels/cpu/tile.h"
+#include "kernels/scratch.h"
 
-enum { D = TD_HEAD_DIM, ROW = TD_ATTEND_ROW };
+enum {
+    D = TD_HEAD_DIM,
+    CHAIN = TD_BLOCK, /* values of one of a row's four blocks */
+    PANEL_HEADS = TD_PANEL / 4,
+    /* 32-bit words between decoded rows: not a power of two, so that a column of a block spreads
+     * over the cache. */
+    ROW = TD_ATTEND_ROW,
+    ROW_BF16 = TD_HEAD_DIM / 2 + 16,
+};
 
 struct core {
     const struct td_attend_args *a;
     const struct td_op_run *run;
     uint32_t pos, window, count; /* set members; the first `window` are window rows */
     const int32_t *selected;
-    float *rows; /* [TD_ATTEND_BLOCKS][TD_BLOCK][ROW] decoded */
-    float *kept; /* [TD_ATTEND_SPAN][ROW] window rows of positions kept_from..kept_to-1 */
+    bool bf16;                   /* decoded rows are */
+    size_t row;                  /* ROW or ROW_BF16 */
+    float *rows; /* [TD_ATTEND_BLOCKS][TD_BLOCK][row] decoded */
+    float *kept; /* [TD_ATTEND_SPAN][row] window rows of positions kept_from..kept_to-1 */
     uint32_t kept_from, kept_to;
     const struct td_op_run *kept_run; /* of this run; NULL: nothing is kept */
-    float *q;                         /* [D][lanes] */
-    float *score;                     /* [count][lanes] */
+    float *q;                         /* [head panels][CHAIN][16] */
+    float *dot;                       /* [TD_BLOCK][16] of one head panel */
+    float *score;                     /* [heads of whole panels][stride] */
+    uint32_t stride;                  /* count, rounded up to whole vectors */
 };
 
 /* Where member s of the set is stored. */
@@ -42,16 +61,29 @@ static struct td_kv_row member(const struct core *c, uint32_t s) {
                          w % TD_KV_CSA_PER_PAGE);
 }
 
+static void decode(const struct core *c, uint32_t s, float *to) {
+    struct td_kv_row from = member(c, s);
+    const float *v = from.values;
+    float plain[D];
+    size_t part = CHAIN;
+    if (c->bf16) {
+        part = CHAIN / 2; /* words */
+    } else if (c->a->batch->kv->row_dtype != TD_KV_ROW_FP32) {
+        row_decode(from, c->a->batch->kv->row_dtype, plain);
+        v = plain;
+    }
+    split4((const float *[]){v, v + part, v + 2 * part, v + 3 * part}, (uint32_t)part, to, 4);
+}
+
 static uint32_t block_rows(const struct core *c, uint32_t block) {
     uint32_t left = c->count - block * TD_BLOCK;
     return left < TD_BLOCK ? left : TD_BLOCK;
 }
 
 static const float *decode_block(const struct core *c, uint32_t block) {
-    float *rows = c->rows + (size_t)(block % TD_ATTEND_BLOCKS) * TD_BLOCK * ROW;
+    float *rows = c->rows + (size_t)(block % TD_ATTEND_BLOCKS) * TD_BLOCK * c->row;
     for (uint32_t i = 0; i < block_rows(c, block); i++)
-        row_decode(member(c, block * TD_BLOCK + i), c->a->batch->kv->row_dtype,
-                   rows + (size_t)i * ROW);
+        decode(c, block * TD_BLOCK + i, rows + i * c->row);
     return rows;
 }
 
@@ -64,9 +96,8 @@ static const float *kept_window(struct core *c) {
         c->kept_from = c->kept_to = first;
     }
     for (; c->kept_to <= c->pos; c->kept_to++)
-        row_decode(member(c, c->kept_to - first), c->a->batch->kv->row_dtype,
-                   c->kept + (size_t)(c->kept_to - c->kept_from) * ROW);
-    return c->kept + (size_t)(first - c->kept_from) * ROW;
+        decode(c, c->kept_to - first, c->kept + (c->kept_to - c->kept_from) * c->row);
+    return c->kept + (first - c->kept_from) * c->row;
 }
 
 /* Decoded rows of a block; `again`: for the second pass over the set. */
@@ -74,7 +105,7 @@ static const float *block_of(struct core *c, uint32_t block, uint32_t blocks, bo
     bool full = c->window == TD_WINDOW;
     if (block == 0 && full) return kept_window(c);
     if (again && blocks - full <= TD_ATTEND_BLOCKS)
-        return c->rows + (size_t)(block % TD_ATTEND_BLOCKS) * TD_BLOCK * ROW;
+        return c->rows + (size_t)(block % TD_ATTEND_BLOCKS) * TD_BLOCK * c->row;
     return decode_block(c, block);
 }
 
@@ -92,70 +123,115 @@ static void set_of_row(struct core *c, uint32_t i) {
         for (uint32_t e = 0; e < a->topk && c->selected[e] >= 0; e++)
             c->count++;
     }
+    c->stride = (c->count + 7) & ~7u;
 }
 
-/* Scores to exponentials; den per head. */
-static void softmax(const struct core *c, uint32_t lanes, float *den) {
-    const v8 scale = splat8(0.04419417382415922f); /* 512^-0.5 */
-    for (uint32_t l = 0; l < lanes; l += 8) {
-        v8 sink = splat8(0.0f);
-        for (uint32_t h = l; h < c->a->heads && h < l + 8; h++)
-            sink[h - l] = c->a->sink[h];
-        v8 max = sink, sum = splat8(0.0f);
-        for (uint32_t s = 0; s < c->count; s++) {
-            float *at = c->score + (size_t)s * lanes + l;
-            v8 v = load8(at) * scale;
-            store8(at, v);
-            max = max8(v, max);
+static void pack_queries(const struct core *c, uint32_t i) {
+    uint32_t heads = c->a->heads;
+    const float *q = c->a->q + (size_t)i * heads * D;
+    if (heads % PANEL_HEADS)
+        memset(c->q + (size_t)(heads / PANEL_HEADS) * CHAIN * TD_PANEL, 0,
+               CHAIN * TD_PANEL * sizeof *q);
+    for (uint32_t h = 0; h < heads; h++, q += D)
+        split4((const float *[]){q, q + CHAIN, q + 2 * CHAIN, q + 3 * CHAIN}, CHAIN,
+               c->q + (size_t)(h / PANEL_HEADS) * CHAIN * TD_PANEL + h % PANEL_HEADS * 4, TD_PANEL);
+}
+
+/* Sums of the four blocks, ascending, of the dots of n members: from [member][head][block] to
+ * [head][member], first member `s`. Whole groups of four members are written. */
+static void add_blocks(const struct core *c, uint32_t panel, uint32_t s, uint32_t n) {
+    for (uint32_t i = 0; i < n; i += 4)
+        for (uint32_t half = 0; half < 2; half++) {
+            v8 in[4], t[4];
+            for (uint32_t m = 0; m < 4; m++)
+                in[m] = load8(c->dot + (size_t)(i + m) * TD_PANEL + half * 8);
+            transpose4(in, t);
+            v8 sum = ((t[0] + t[1]) + t[2]) + t[3];
+            float *to = c->score + (size_t)(panel * PANEL_HEADS + half * 2) * c->stride + s + i;
+            memcpy(to, &sum, 16);
+            memcpy(to + c->stride, (const float *)&sum + 4, 16);
         }
-        for (uint32_t s = 0; s < c->count; s++) {
-            float *at = c->score + (size_t)s * lanes + l;
-            v8 e = exp8(load8(at) - max);
-            store8(at, e);
-            sum = sum + e;
+}
+
+static void score_block(const struct core *c, uint32_t block, const float *rows) {
+    uint32_t n = block_rows(c, block), step = c->bf16 ? TILE_ROWS_PAIRS : TILE_ROWS;
+    struct tile t = {.w_step = TD_PANEL, .k = CHAIN, .y_step = TD_PANEL};
+    for (uint32_t panel = 0; panel * PANEL_HEADS < c->a->heads; panel++) {
+        t.w = c->q + (size_t)panel * CHAIN * TD_PANEL;
+        for (uint32_t i = 0; i < n; i += step) {
+            uint32_t m = n - i < step ? n - i : step;
+            for (uint32_t r = 0; r < m; r++)
+                t.x[r] = rows + (i + r) * c->row;
+            t.y = c->dot + (size_t)i * TD_PANEL;
+            if (c->bf16)
+                tile_run(&t, TILE_QUAD_BF16, m, 1);
+            else
+                tile_run(&t, TILE_QUAD, m, 1);
         }
-        store8(den + l, sum + exp8(sink - max));
+        add_blocks(c, panel, block * TD_BLOCK, n);
     }
 }
 
-static void weigh_block(const struct core *c, uint32_t block, const float *rows, uint32_t lanes,
-                        float *o) {
-    struct product p = {
-        .x_step = lanes, .w_step = ROW, .k = block_rows(c, block), .y_step = D, .add = block > 0};
-    for (uint32_t h = 0; h < c->a->heads; h += PRODUCT_ROWS) {
-        uint32_t m = c->a->heads - h < PRODUCT_ROWS ? c->a->heads - h : PRODUCT_ROWS;
-        for (uint32_t i = 0; i < m; i++)
-            p.x[i] = c->score + (size_t)block * TD_BLOCK * lanes + h + i;
-        for (uint32_t at = 0; at < D; at += 16) {
-            p.w = rows + at;
-            p.y = o + (size_t)h * D + at;
-            product16(&p, m);
-        }
+/* Scores to exponentials; returns their sum with the sink's. */
+static float softmax(const struct core *c, uint32_t head) {
+    const v8 scale = splat8(0.04419417382415922f); /* 512^-0.5 */
+    float *score = c->score + (size_t)head * c->stride;
+    for (uint32_t s = c->count; s < c->stride; s++)
+        score[s] = -INFINITY;
+    v8 top = splat8(c->a->sink[head]);
+    for (uint32_t s = 0; s < c->stride; s += 8) {
+        v8 v = load8(score + s) * scale;
+        store8(score + s, v);
+        top = max8(v, top);
+    }
+    float max = top[0], den = 0.0f;
+    for (int i = 1; i < 8; i++)
+        max = top[i] > max ? top[i] : max;
+    for (uint32_t s = 0; s < c->stride; s += 8)
+        store8(score + s, exp8(load8(score + s) - splat8(max)));
+    for (uint32_t s = 0; s < c->count; s++)
+        den += score[s];
+    return den + exp1(c->a->sink[head] - max);
+}
+
+static void weigh_block(const struct core *c, uint32_t block, const float *rows, float *o) {
+    struct tile t = {.w = rows,
+                     .w_step = c->row,
+                     .w_panel = c->bf16 ? TD_PANEL / 2 : TD_PANEL,
+                     .k = block_rows(c, block),
+                     .y_step = D,
+                     .add = block > 0};
+    for (uint32_t h = 0; h < c->a->heads; h += TILE_ROWS) {
+        uint32_t m = c->a->heads - h < TILE_ROWS ? c->a->heads - h : TILE_ROWS;
+        for (uint32_t r = 0; r < m; r++)
+            t.x[r] = c->score + (size_t)(h + r) * c->stride + (size_t)block * TD_BLOCK;
+        t.y = o + (size_t)h * D;
+        if (c->bf16)
+            tile_run(&t, TILE_BF16, m, D / TD_PANEL);
+        else
+            tile_run(&t, TILE_FP32, m, D / TD_PANEL);
     }
 }
 
 static void attend_row(struct core *c, uint32_t i) {
     const struct td_attend_args *a = c->a;
-    uint32_t lanes = td_lanes(a->heads);
     set_of_row(c, i);
-    memset(c->q, 0, (size_t)D * lanes * sizeof *c->q);
-    for (uint32_t h = 0; h < a->heads; h++)
-        for (uint32_t k = 0; k < D; k++)
-            c->q[(size_t)k * lanes + h] = a->q[((size_t)i * a->heads + h) * D + k];
-
+    pack_queries(c, i);
     uint32_t blocks = (c->count + TD_BLOCK - 1) / TD_BLOCK;
-    struct product p = {.x_step = 1, .w = c->q, .w_step = lanes, .k = D, .y_step = lanes};
-    for (uint32_t b = 0; b < blocks; b++) {
-        p.y = c->score + (size_t)b * TD_BLOCK * lanes;
-        product_lanes(&p, block_of(c, b, blocks, false), ROW, block_rows(c, b), lanes);
-    }
-    float den[TD_MAX_HEADS], *o = a->o + (size_t)i * a->heads * D;
-    softmax(c, lanes, den);
     for (uint32_t b = 0; b < blocks; b++)
-        weigh_block(c, b, block_of(c, b, blocks, true), lanes, o);
+        score_block(c, b, block_of(c, b, blocks, false));
+    float den[TD_MAX_HEADS];
     for (uint32_t h = 0; h < a->heads; h++)
-        for (uint32_t k = 0; k < D; k++)
-            o[(size_t)h * D + k] /= den[h];
+        den[h] = softmax(c, h);
+    float *o = a->o + (size_t)i * a->heads * D;
+    for (uint32_t b = 0; b < blocks; b++)
+        weigh_block(c, b, block_of(c, b, blocks, true), o);
+    for (uint32_t h = 0; h < a->heads; h++, o += D) {
+        float sum[D];
+        memcpy(sum, o, sizeof sum);
+        join4_divided(sum, c->bf16, den[h],
+                      (float *[]){o, o + CHAIN, o + 2 * CHAIN, o + 3 * CHAIN});
+    }
 }
 
 struct attend_job {
@@ -165,11 +241,14 @@ struct attend_job {
 
 static void attend_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {
     const struct attend_job *job = arg;
-    uint32_t lanes = td_lanes(job->a->heads);
+    uint32_t panels = (job->a->heads + PANEL_HEADS - 1) / PANEL_HEADS;
     struct core c = {.a = job->a, .rows = op_scratch(job->d, thread)};
+    c.bf16 = job->a->batch->kv->row_dtype == TD_KV_ROW_BF16;
+    c.row = c.bf16 ? ROW_BF16 : ROW;
     c.kept = c.rows + (size_t)TD_ATTEND_BLOCKS * TD_BLOCK * ROW;
-    c.q = c.kept + (size_t)TD_ATTEND_SPAN * ROW;
-    c.score = c.q + (size_t)D * lanes;
+    c.dot = c.kept + (size_t)TD_ATTEND_SPAN * ROW;
+    c.q = c.dot + (size_t)TD_BLOCK * TD_PANEL;
+    c.score = c.q + (size_t)panels * CHAIN * TD_PANEL;
     for (uint32_t i = begin; i < end; i++)
         attend_row(&c, i);
 }

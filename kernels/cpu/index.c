@@ -6,7 +6,7 @@
  * so any two differ and the chosen set is unique however the work is cut. */
 #include "kernels/cpu/op.h"
 #include "kernels/cpu/product.h"
-#include "kernels/cpu/scratch.h"
+#include "kernels/scratch.h"
 #include "kernels/cpu/stored.h"
 
 enum { D = TD_INDEX_DIM };

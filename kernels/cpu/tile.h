@@ -7,7 +7,8 @@
  *   TILE_FP32  x[r][k] against fp32 lanes
  *   TILE_BF16  x[r][k] against bf16 panels (kernels/matrix.h), widened in registers
  *   TILE_QUAD  four chains a row: lane j takes x[r][k][j % 4], for products whose outputs are too
- *              few to fill a vector; there is one block (k <= 128).
+ *              few to fill a vector; there is one block (k <= 128)
+ *   TILE_QUAD_BF16  the same with bf16 fours: a 32-bit word holds k (even, low half) and k + 1
  * How many rows and panels share a pass changes speed only: enough chains to hide the latency of
  * fma, few enough to stay in registers. */
 #ifndef TD_KERNELS_CPU_TILE_H
@@ -32,9 +33,10 @@ typedef uint32_t ul __attribute__((vector_size(4 * TD_WIDTH)));
 enum {
     PANEL_VECTORS = TD_PANEL / TD_WIDTH,
     TILE_ROWS = TD_WIDTH == 16 ? 12 : 6, /* registers: 32 or 16 */
+    TILE_ROWS_PAIRS = TD_WIDTH == 16 ? 12 : 5, /* of TILE_QUAD_BF16, which needs two more */
 };
 
-enum tile_kind { TILE_FP32, TILE_BF16, TILE_QUAD };
+enum tile_kind { TILE_FP32, TILE_BF16, TILE_QUAD, TILE_QUAD_BF16 };
 
 struct tile {
     const float *x[TILE_ROWS]; /* row starts */
@@ -83,13 +85,15 @@ TD_INLINE vl fma_lanes(vl a, vl b, vl c) {
 
 /* p[0..3] again and again. */
 TD_INLINE vl quad_lanes(const float *p) {
-    typedef float v4 __attribute__((vector_size(16)));
-    v4 q;
-    memcpy(&q, p, sizeof q);
-#if TD_WIDTH == 8
-    return __builtin_shufflevector(q, q, 0, 1, 2, 3, 0, 1, 2, 3);
+#if TD_WIDTH == 16 && defined(__AVX512F__)
+    return (vl)_mm512_broadcast_f32x4(_mm_loadu_ps(p));
+#elif TD_WIDTH == 8 && defined(__AVX__)
+    return (vl)_mm256_broadcast_ps((const __m128 *)(const void *)p);
 #else
-    return __builtin_shufflevector(q, q, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+    vl v;
+    for (int i = 0; i < TD_WIDTH; i += 4)
+        memcpy((float *)&v + i, p, 16);
+    return v;
 #endif
 }
 
@@ -111,36 +115,66 @@ TD_INLINE void load_panel(enum tile_kind kind, const float *w, vl *ret) {
 #endif
 }
 
-/* kind, rows and panels are constants at every call, so that the sums stay in registers. */
+/* x of one row for input k, as every lane of its sums needs it. */
+TD_INLINE vl load_input(enum tile_kind kind, const float *x, size_t k, bool odd) {
+    switch (kind) {
+    case TILE_QUAD:
+        return quad_lanes(x + 4 * k);
+    case TILE_QUAD_BF16: {
+        ul d = (ul)quad_lanes(x + 2 * (k - odd));
+        return (vl)(odd ? d & 0xffff0000u : d << 16);
+    }
+    default:
+        return splat_lanes(x[k]);
+    }
+}
+
+typedef vl tile_sums[TILE_ROWS][8];
+
+/* One k. `odd` (of k) matters to pairs only and is a constant, as are kind, rows and panels: so the
+ * sums stay in registers. */
+TD_INLINE void tile_step(tile_sums acc, const float *const *x, size_t k, bool odd, const float *w,
+                         size_t w_panel, enum tile_kind kind, int rows, int panels) {
+    enum { V = PANEL_VECTORS };
+#pragma GCC unroll 8
+    for (int p = 0; p < panels; p++) {
+        vl lanes[V];
+        load_panel(kind, w + (size_t)p * w_panel, lanes);
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            vl at = load_input(kind, x[r], k, odd);
+#pragma GCC unroll 2
+            for (int v = 0; v < V; v++)
+                acc[r][p * V + v] = fma_lanes(at, lanes[v], acc[r][p * V + v]);
+        }
+    }
+}
+
 TD_INLINE void tile_fixed(const struct tile *t, enum tile_kind kind, int rows, int panels) {
     enum { V = PANEL_VECTORS };
-    const size_t x_step = kind == TILE_QUAD ? 4 : 1;
     const float *x[TILE_ROWS];
     for (int r = 0; r < rows; r++)
         x[r] = t->x[r];
     for (uint32_t begin = 0; begin < t->k; begin += TD_BLOCK) {
         const bool first = begin == 0 && !t->add;
         uint32_t end = t->k - begin < TD_BLOCK ? t->k : begin + TD_BLOCK;
-        vl acc[TILE_ROWS][8];
+        tile_sums acc;
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
             for (int v = 0; v < panels * V; v++)
                 acc[r][v] = splat_lanes(0.0f);
         const float *w = t->w + begin * t->w_step;
-        for (size_t k = begin * x_step; k < end * x_step; k += x_step, w += t->w_step) {
-#pragma GCC unroll 8
-            for (int p = 0; p < panels; p++) {
-                vl lanes[V];
-                load_panel(kind, w + (size_t)p * t->w_panel, lanes);
-#pragma GCC unroll 12
-                for (int r = 0; r < rows; r++) {
-                    vl at = kind == TILE_QUAD ? quad_lanes(x[r] + k) : splat_lanes(x[r][k]);
-#pragma GCC unroll 2
-                    for (int v = 0; v < V; v++)
-                        acc[r][p * V + v] = fma_lanes(at, lanes[v], acc[r][p * V + v]);
-                }
+        if (kind == TILE_QUAD_BF16) { /* k is even */
+            for (size_t k = begin; k < end; k += 2, w += 2 * t->w_step) {
+                tile_step(acc, x, k, false, w, t->w_panel, kind, rows, panels);
+                /* The pairs are read again: kept, they would push sums out of registers. */
+                __asm__ volatile("" : : : "memory");
+                tile_step(acc, x, k + 1, true, w + t->w_step, t->w_panel, kind, rows, panels);
             }
+        } else {
+            for (size_t k = begin; k < end; k++, w += t->w_step)
+                tile_step(acc, x, k, false, w, t->w_panel, kind, rows, panels);
         }
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++)

@@ -6,7 +6,7 @@
  * but one row of a full window, which is block 0 then, so decoded window rows are kept. */
 #include "kernels/ref/op.h"
 #include "kernels/ref/product.h"
-#include "kernels/ref/scratch.h"
+#include "kernels/scratch.h"
 #include "kernels/ref/stored.h"
 
 enum { D = TD_HEAD_DIM, ROW = TD_ATTEND_ROW };

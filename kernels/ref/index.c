@@ -6,7 +6,7 @@
  * so any two differ and the chosen set is unique however the work is cut. */
 #include "kernels/ref/op.h"
 #include "kernels/ref/product.h"
-#include "kernels/ref/scratch.h"
+#include "kernels/scratch.h"
 #include "kernels/ref/stored.h"
 
 enum { D = TD_INDEX_DIM };

@@ -1,4 +1,6 @@
-/* What this machine can do, measured: the limits that benchmarks divide by, in the same run. */
+/* What this machine can do, measured: the limits that benchmarks divide by, in the same run. Each
+ * thread's rate is taken over its own processor time, so that neighbours on a shared machine do not
+ * lower the limit by taking turns. */
 #ifndef TD_TESTS_KERNELS_MACHINE_H
 #define TD_TESTS_KERNELS_MACHINE_H
 

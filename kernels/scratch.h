@@ -1,6 +1,6 @@
 /* Sizes that an op and the memory planner must agree on. */
-#ifndef TD_KERNELS_CPU_SCRATCH_H
-#define TD_KERNELS_CPU_SCRATCH_H
+#ifndef TD_KERNELS_SCRATCH_H
+#define TD_KERNELS_SCRATCH_H
 
 #include "kernels/ops.h"
 
