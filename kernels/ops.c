@@ -122,6 +122,6 @@ size_t td_op_scratch(uint32_t heads, uint32_t index_heads, uint32_t max_entries)
     size_t attend = rows * TD_ATTEND_ROW + (TD_HEAD_DIM + set) * lanes +
                     (size_t)TD_BLOCK * TD_PANEL;
     size_t index =
-        (size_t)TD_INDEX_KEYS * TD_INDEX_DIM + 8 * (size_t)TD_INDEX_ROWS * td_lanes(index_heads);
+        (size_t)TD_INDEX_KEYS * TD_INDEX_DIM + 12 * (size_t)TD_INDEX_ROWS * td_lanes(index_heads);
     return round64((attend > index ? attend : index) * sizeof(float));
 }

@@ -51,6 +51,10 @@ TD_INLINE v8 select8(i8 mask, v8 a, v8 b) {
     return (v8)((mask & (i8)a) | (~mask & (i8)b));
 }
 
+TD_INLINE u8 select_u8(u8 mask, u8 a, u8 b) {
+    return (mask & a) | (~mask & b);
+}
+
 /* a when a > b, else b (so b when either is NaN). */
 TD_INLINE v8 max8(v8 a, v8 b) {
     return select8(a > b, a, b);
