@@ -234,6 +234,7 @@ static void fill_hello(struct td_decode_worker *w) {
     if (pool < h->max_context) h->max_context = (uint32_t)pool;
     h->max_running = h->slots = w->engine.options.slots;
     h->pages = w->engine.options.pages;
+    h->selection_max = w->engine.layout->csa_layers * w->engine.options.index_topk;
     h->xfer_address = td_xfer_address(td_plane_xfer(td_host_plane(w->host)), &h->xfer_address_len);
 }
 

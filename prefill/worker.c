@@ -221,6 +221,7 @@ static void fill_hello(struct td_prefill_worker *w) {
     if (pool < h->max_context) h->max_context = (uint32_t)pool;
     h->max_running = h->slots = w->engine.options.slots;
     h->pages = w->engine.options.pages;
+    h->selection_max = w->engine.layout->csa_layers * w->engine.options.index_topk;
 }
 
 static void log_start(const struct td_prefill_worker *w) {

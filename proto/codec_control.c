@@ -44,6 +44,7 @@ static void pack_hello(struct td_pack *p, const struct td_msg_hello *m) {
     b->max_running = m->max_running;
     b->pages = m->pages;
     b->slots = m->slots;
+    b->selection_max = m->selection_max;
     b->xfer_address.data = (uint8_t *)m->xfer_address;
     b->xfer_address.len = m->xfer_address_len;
     b->settings.data = (uint8_t *)m->settings;
@@ -248,6 +249,7 @@ static td_status unpack_hello(const TdPb__Hello *b, struct td_msg_hello *m, stru
     m->max_running = b->max_running;
     m->pages = b->pages;
     m->slots = b->slots;
+    m->selection_max = b->selection_max;
     m->xfer_address = b->xfer_address.data;
     m->xfer_address_len = b->xfer_address.len;
     m->settings = (const char *)b->settings.data;

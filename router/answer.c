@@ -21,6 +21,7 @@ td_status td_answer_init(struct td_answer *a, const struct td_api_params *p,
     a->params.n_stops = 0;
     a->chat = chat;
     a->model = model;
+    a->text.topk.n_prompt = (uint32_t)prompt->n;
     TD_TRY(td_reply_init(&a->text.reply, &rp, err));
     a->text.reply_ready = true;
     return TD_OK;
@@ -30,6 +31,7 @@ void td_answer_finish(struct td_answer *a) {
     if (a->text.reply_ready) td_reply_free(&a->text.reply);
     td_json_out_free(&a->text.content);
     td_json_out_free(&a->text.reasoning);
+    td_topk_free(&a->text.topk);
     for (uint32_t i = 0; i < a->text.n_calls; i++) {
         td_json_out_free(&a->text.calls[i].name);
         td_json_out_free(&a->text.calls[i].arguments);
@@ -117,14 +119,26 @@ static void keep_logprobs(struct td_answer *a, const struct td_token *t) {
     a->text.tokens[a->text.n_tokens++] = *t;
 }
 
+/* Text may be held back for long while selections grow: then a chunk without text takes them. */
+static void flush_topk(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch) {
+    enum { WAITING_BYTES_MAX = 256 << 10 };
+    if (!a->params.stream || a->text.topk.ready.n < WAITING_BYTES_MAX || a->broken) return;
+    td_answer_chunk(a, scratch, TD_CHUNK_CONTENT, 0, "", 0, NULL);
+    (void)emit(a, c, scratch);
+}
+
 void td_answer_tokens(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
-                      const struct td_token *tokens, uint32_t n) {
+                      const struct td_token *tokens, const struct td_selection *selections,
+                      uint32_t n) {
     for (uint32_t i = 0; i < n && !a->text.stopped && !a->broken; i++) {
         if (td_reply_in_reasoning(&a->text.reply)) a->text.n_reasoning++;
         keep_logprobs(a, &tokens[i]);
+        if (a->params.sampling.selections)
+            td_topk_add(&a->text.topk, selections ? &selections[i] : NULL);
         td_reply_push(&a->text.reply, tokens[i].id);
         a->text.stopped = a->text.reply.stopped;
         give(a, c, scratch);
+        flush_topk(a, c, scratch);
     }
 }
 
@@ -136,7 +150,7 @@ void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_o
     td_reply_end(&a->text.reply, cut);
     give(a, c, scratch);
     const char *finish = finishes[td_reply_finish(&a->text.reply, cut)];
-    if (a->text.content.failed || a->text.reasoning.failed) {
+    if (a->text.content.failed || a->text.reasoning.failed || a->text.topk.ready.failed) {
         struct td_api_error e = {.status = 500, .message = "out of memory"};
         td_answer_fail(a, c, scratch, a->params.stream, &e);
         return;

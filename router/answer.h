@@ -14,6 +14,7 @@
 #include "proto/msg.h"
 #include "router/api_params.h"
 #include "router/sse.h"
+#include "router/topk_json.h"
 
 /* A tool call of an answer that is not streamed. */
 struct td_answer_call {
@@ -30,8 +31,9 @@ struct td_answer_text {
     uint32_t n_calls;
     struct td_token *tokens; /* [cap_tokens]: logprobs not yet written */
     uint32_t n_tokens, cap_tokens;
-    uint64_t text_offset; /* code points before tokens[0] */
-    uint32_t n_reasoning; /* tokens inside the reasoning, the mark that ends it included */
+    struct td_topk_json topk; /* with params.sampling.selections */
+    uint64_t text_offset;     /* code points before tokens[0] */
+    uint32_t n_reasoning;     /* tokens inside the reasoning, the mark that ends it included */
 };
 
 struct td_answer {
@@ -55,9 +57,10 @@ void td_answer_finish(struct td_answer *a);
 /* Streamed answers: head and first chunk. Others: nothing yet. */
 void td_answer_begin(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch);
 /* Tokens in order. When the text is complete, a->text.stopped is set; later tokens are dropped.
- * Afterwards a->broken says whether `c` is gone. */
+ * `selections` [n] or NULL. Afterwards a->broken says whether `c` is gone. */
 void td_answer_tokens(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
-                      const struct td_token *tokens, uint32_t n);
+                      const struct td_token *tokens, const struct td_selection *selections,
+                      uint32_t n);
 /* The answer is complete: last chunks, or the whole document. Ends the exchange. */
 void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
                    enum td_finish reason, uint32_t n_prompt, uint32_t n_tokens);

@@ -124,6 +124,12 @@ static void logprobs(struct td_json_out *w, struct td_answer *a) {
     a->text.n_tokens = 0;
 }
 
+/* The field "tandem" of a choice, when there is something to say. */
+static void topk(struct td_json_out *w, struct td_answer *a) {
+    if (!a->params.sampling.selections || (a->params.stream && a->text.topk.ready.n == 0)) return;
+    td_topk_write(&a->text.topk, w);
+}
+
 static void head(struct td_json_out *w, const struct td_answer *a, const char *object) {
     td_json_open(w, '{');
     td_json_key(w, "id");
@@ -235,6 +241,7 @@ void td_answer_chunk(struct td_answer *a, struct td_json_out *w, enum td_chunk k
         td_json_str(w, text, n);
     }
     logprobs(w, a);
+    topk(w, a);
     finish_field(w, finish);
     td_json_close(w, '}');
     td_json_close(w, ']');
@@ -308,6 +315,7 @@ void td_answer_document(struct td_answer *a, struct td_json_out *w, const char *
         td_json_str(w, a->text.content.p, a->text.content.n);
     }
     logprobs(w, a);
+    topk(w, a);
     finish_field(w, finish);
     td_json_close(w, '}');
     td_json_close(w, ']');

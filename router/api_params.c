@@ -22,6 +22,7 @@ static const struct td_param common_params[] = {
     {"max_tokens", TD_PARAM_READ, NULL},
     {"logprobs", TD_PARAM_READ, NULL},
     {"ignore_eos", TD_PARAM_READ, NULL},
+    {"return_indexer_topk", TD_PARAM_READ, NULL},
     {"user", TD_PARAM_HARMLESS, NULL},
     {"metadata", TD_PARAM_HARMLESS, NULL},
     {"n", TD_PARAM_ONE, NULL},
@@ -86,6 +87,7 @@ static td_status read_sampling(const struct td_fields *f, struct td_api_params *
     TD_TRY(td_field_num(f, "min_p", 0, 1, &min_p));
     TD_TRY(td_field_u64(f, "top_k", 0, INT32_MAX, &top_k));
     TD_TRY(td_field_bool(f, "ignore_eos", &p->sampling.ignore_eos));
+    TD_TRY(td_field_bool(f, "return_indexer_topk", &p->sampling.selections));
     const float least_top_p = 1e-6f; /* 0 means the most likely token alone, and so does this */
     p->sampling.temperature = (float)temperature;
     p->sampling.top_p = (float)top_p > least_top_p ? (float)top_p : least_top_p;

@@ -125,6 +125,7 @@ void td_fleet_join(struct td_fleet *f, uint64_t now_ns, const struct td_msg_hell
         .max_running = h->max_running,
         .pages = h->pages,
         .slots = h->slots,
+        .selection_max = h->selection_max,
         .xfer_address_len = h->xfer_address_len,
         .joined_ns = now_ns,
         .beat_ns = now_ns,
@@ -199,6 +200,14 @@ bool td_fleet_drain(struct td_fleet *f, const char *name, bool draining) {
         return true;
     }
     return false;
+}
+
+uint32_t td_fleet_selection_max(const struct td_fleet *f) {
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < f->o.max_workers; i++)
+        if (f->worker[i].epoch != 0 && f->worker[i].selection_max > most)
+            most = f->worker[i].selection_max;
+    return most;
 }
 
 /* ---- choosing ---- */

@@ -48,6 +48,7 @@ struct td_fleet_worker {
     char name[TD_NAME_MAX], model[TD_NAME_MAX], numerics[TD_TEXT_MAX];
     uint64_t pid, fingerprint, numerics_id;
     uint32_t max_context, max_running, pages, slots;
+    uint32_t selection_max; /* entries of one token's selection */
     uint8_t xfer_address[TD_MSG_ADDRESS_MAX];
     size_t xfer_address_len;
     bool draining;
@@ -97,6 +98,8 @@ void td_fleet_join(struct td_fleet *f, uint64_t now_ns, const struct td_msg_hell
 void td_fleet_leave(struct td_fleet *f, uint64_t epoch);
 /* True: the worker was stalled, and its engine advances again. */
 bool td_fleet_beat(struct td_fleet *f, uint64_t now_ns, const struct td_msg_heartbeat *b);
+/* Most entries of one token's selection, all layers together, of any worker. */
+uint32_t td_fleet_selection_max(const struct td_fleet *f);
 /* A worker that is stalled from now on, or 0. */
 uint64_t td_fleet_stall(struct td_fleet *f, uint64_t now_ns);
 /* When td_fleet_stall() should be asked; UINT64_MAX: not before the next beat. */

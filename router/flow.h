@@ -25,8 +25,8 @@
  * and position the same tokens follow. It keeps its place in the queue by age, and workers preempt
  *     the youngest, so it is preempted only while an older one runs. Only a worker that preempts it
  *     TD_FLOW_FRUITLESS_MAX times in a row without a token ends it;
- *   - a worker with work whose engine does not advance for fleet.stall_ns gets nothing new, and what
- *     waits for its engine ends as if it were lost, until it advances again;
+ *   - a worker with work whose engine does not advance for fleet.stall_ns gets nothing new, and
+ * what waits for its engine ends as if it were lost, until it advances again;
  *   - every leg (a request's part on one worker) is followed until the worker says RELEASED or is
  *     gone, whatever became of the request meanwhile.
  * A decode worker's word counts once token 0 was shown: if prefill fails then, the handoff may
@@ -115,11 +115,12 @@ struct td_flow_times {
 enum td_flow_action_kind {
     TD_FLOW_SEND,       /* msg to worker `epoch`; if its link is down, drop it */
     TD_FLOW_CLOSE_LINK, /* worker `epoch` was replaced by a newer process of its name */
+    TD_FLOW_HOLD,       /* what was selected for tokens that will be delivered later */
     TD_FLOW_DELIVER,    /* tokens [n], the first one number `index` of the answer */
     TD_FLOW_END,        /* the answer is complete */
     TD_FLOW_FAIL,       /* it will not be completed */
     TD_FLOW_PROBED,     /* a probe ended: fail.status OK or why not; for the log */
-    TD_FLOW_STALLED,    /* the engine of worker `epoch` hangs, or, with `moves`, goes on; likewise */
+    TD_FLOW_STALLED, /* the engine of worker `epoch` hangs, or, with `moves`, goes on; likewise */
 };
 
 struct td_flow_action {
@@ -134,7 +135,14 @@ struct td_flow_action {
         struct {
             uint32_t index, n;
             const struct td_token *tokens; /* of the event or the request: use at once */
+            /* [n] of the event; NULL: not asked for, or given by HOLD before */
+            const struct td_selection *selections;
         } deliver;
+        struct {
+            uint32_t index, n;
+            const struct td_selection *selections; /* [n] of the event: use at once */
+            bool first; /* of this attempt: what was held before is void */
+        } hold;
         struct {
             enum td_finish reason;
             uint32_t n_prompt, n_tokens;

@@ -10,7 +10,7 @@
 /* ---- tokens ---- */
 
 static void deliver(struct td_flow *f, struct request *r, uint32_t index, uint32_t n,
-                    const struct td_token *tokens) {
+                    const struct td_token *tokens, const struct td_selection *selections) {
     assert(index == r->delivered && n > 0);
     if (r->delivered == 0) r->times.first_token = f->now_ns;
     for (uint32_t i = 0; i < n && !r->pinned; i++)
@@ -30,6 +30,25 @@ static void deliver(struct td_flow *f, struct request *r, uint32_t index, uint32
     a->deliver.index = index;
     a->deliver.n = n;
     a->deliver.tokens = tokens;
+    a->deliver.selections = selections;
+}
+
+/* Tokens that overtook token 0 wait here; the text side keeps what was selected for them. */
+static void hold(struct td_flow *f, struct request *r, uint32_t index, uint32_t n,
+                 const struct td_token *tokens, const struct td_selection *selections) {
+    if (selections != NULL && !r->pinned) {
+        struct td_flow_action *a = td_fifo_push(&f->actions);
+        a->kind = TD_FLOW_HOLD;
+        a->request = r->s.request - r->number;
+        a->choice = r->number;
+        a->user = r->s.user;
+        a->hold.index = index;
+        a->hold.n = n;
+        a->hold.selections = selections;
+        a->hold.first = r->n_held == 0;
+    }
+    memcpy(r->held + r->n_held, tokens, n * sizeof *tokens);
+    r->n_held += n;
 }
 
 static void end_if_complete(struct td_flow *f, struct request *r) {
@@ -50,8 +69,8 @@ static void first_token(struct td_flow *f, struct request *r, const struct td_ms
     if (t->index != 0 || t->n != 1 || td_flow_shown(r)) return; /* a double */
     struct leg *l = td_flow_leg(r, r->prefill);
     td_flow_leg_did(f, l, l->work);
-    deliver(f, r, r->base, 1, t->tokens);
-    if (r->n_held > 0) deliver(f, r, r->base + 1, r->n_held, r->held);
+    deliver(f, r, r->base, 1, t->tokens, t->selections);
+    if (r->n_held > 0) deliver(f, r, r->base + 1, r->n_held, r->held, NULL);
     r->n_held = 0;
     end_if_complete(f, r);
 }
@@ -68,6 +87,7 @@ static void decode_tokens(struct td_flow *f, struct request *r, const struct td_
     }
     if (first + t->n <= next) return; /* doubles */
     uint32_t skip = next - (uint32_t)first, n = t->n - skip;
+    const struct td_selection *selections = t->selections ? t->selections + skip : NULL;
     if (n > r->s.max_new - next) {
         td_flow_attempt_failed(f, r, TD_PROTOCOL, r->pair.decode,
                                "more than the %u tokens that were asked for", r->s.max_new);
@@ -79,10 +99,9 @@ static void decode_tokens(struct td_flow *f, struct request *r, const struct td_
         struct leg *l = td_flow_leg(r, r->decode);
         td_flow_leg_did(f, l, l->prompt);
         l->prompt = 0;
-        deliver(f, r, next, n, t->tokens + skip);
+        deliver(f, r, next, n, t->tokens + skip, selections);
     } else if (r->n_held + n <= HOLD_MAX) {
-        memcpy(r->held + r->n_held, t->tokens + skip, n * sizeof *t->tokens);
-        r->n_held += n;
+        hold(f, r, next, n, t->tokens + skip, selections);
     } else {
         td_flow_attempt_failed(f, r, TD_TIMEOUT, r->pair.prefill,
                                "token 0 did not come while decode sent %u tokens", next + n - 1);

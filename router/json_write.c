@@ -128,8 +128,12 @@ void td_json_text(struct td_json_out *w, const char *s) {
 
 void td_json_u64(struct td_json_out *w, uint64_t v) {
     char buf[24];
+    size_t at = sizeof buf;
+    do
+        buf[--at] = (char)('0' + v % 10);
+    while (v /= 10);
     value(w);
-    td_json_raw(w, buf, (size_t)snprintf(buf, sizeof buf, "%llu", (unsigned long long)v));
+    td_json_raw(w, buf + at, sizeof buf - at);
 }
 
 void td_json_i64(struct td_json_out *w, int64_t v) {

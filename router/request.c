@@ -40,6 +40,7 @@ static void log_end(const struct td_request *r, enum td_outcome outcome, int sta
 static void finish(struct td_request *r, enum td_outcome outcome, int status,
                    const struct td_flow_times *t, const char *text) {
     struct td_serve *s = r->s;
+    if (r->stage == TD_REQUEST_RUNNING && r->answer.params.sampling.selections) s->n_topk--;
     r->stage = TD_REQUEST_ENDED;
     r->conn = NULL;
     s->n_requests--;
@@ -150,6 +151,34 @@ static td_status check_length(struct td_request *r) {
     return TD_OK;
 }
 
+/* Selections are large: few requests may ask for them at a time, and an answer that is kept until
+ * its end has a bound. What is streamed is bounded by what the client may leave unread. */
+static td_status check_topk(struct td_request *r) {
+    enum { KEPT_BYTES_MAX = 128 << 20 };
+    struct td_serve *s = r->s;
+    struct td_api_params *p = &r->answer.params;
+    uint64_t most = s->config->router_max_topk_requests;
+    if (!p->sampling.selections) return TD_OK;
+    if (s->n_topk >= most) {
+        (void)td_api_refuse(&r->error, 429, "overloaded", "return_indexer_topk",
+                            "%u requests with return_indexer_topk are in flight, the limit is "
+                            "%llu; try again later",
+                            s->n_topk, (unsigned long long)most);
+        r->error.retry_after_s = 1;
+        return TD_BUSY;
+    }
+    uint64_t tokens =
+        KEPT_BYTES_MAX / td_topk_token_bytes(td_fleet_selection_max(td_flow_fleet(s->flow)));
+    if (p->stream || p->max_new <= tokens) return TD_OK;
+    if (p->max_new_given)
+        return td_api_refuse(&r->error, 400, NULL, "return_indexer_topk",
+                             "return_indexer_topk of up to %u tokens is too much for an answer "
+                             "that is not streamed; expected at most %llu tokens, or stream",
+                             p->max_new, (unsigned long long)tokens);
+    p->max_new = (uint32_t)tokens;
+    return TD_OK;
+}
+
 static td_status check_ready(struct td_request *r) {
     const char *why = td_serve_not_ready(r->s);
     if (!why) return TD_OK;
@@ -190,6 +219,7 @@ static void submit(struct td_request *r) {
                    .whole = !r->answer.params.stream},
     };
     r->stage = TD_REQUEST_RUNNING;
+    if (ev.submit.sampling.selections) s->n_topk++;
     r->held = true;
     td_serve_step(s, &ev);
     r->held = false;
@@ -217,7 +247,7 @@ static void prepared(uv_work_t *work, int status) {
         return;
     }
     if (r->error.status || check_ready(r) != TD_OK || check_length(r) != TD_OK ||
-        make_room(r) != TD_OK) {
+        check_topk(r) != TD_OK || make_room(r) != TD_OK) {
         refuse(r, &r->error, NULL);
         td_request_reap(s);
         return;
@@ -307,7 +337,14 @@ void td_request_abandon(struct td_request *r) {
     }
 }
 
-void td_request_deliver(struct td_request *r, const struct td_token *tokens, uint32_t n) {
+void td_request_hold(struct td_request *r, const struct td_flow_action *a) {
+    for (uint32_t i = 0; r->answer.params.sampling.selections && i < a->hold.n; i++)
+        td_topk_hold(&r->answer.text.topk, a->hold.first && i == 0, a->hold.index + i,
+                     &a->hold.selections[i]);
+}
+
+void td_request_deliver(struct td_request *r, const struct td_token *tokens,
+                        const struct td_selection *selections, uint32_t n) {
     struct td_serve *s = r->s;
     bool stopped = r->answer.text.stopped;
     r->last_ns = td_now_ns();
@@ -316,7 +353,7 @@ void td_request_deliver(struct td_request *r, const struct td_token *tokens, uin
         td_histogram_add(&s->metrics.ttft, ms(r->arrived_ns, r->first_ns) * 1e-3);
     }
     r->n_tokens += n;
-    td_answer_tokens(&r->answer, r->conn, &s->scratch, tokens, n);
+    td_answer_tokens(&r->answer, r->conn, &s->scratch, tokens, selections, n);
     if (r->answer.broken) {
         r->conn = NULL;
         cancel(r, "out of memory");

@@ -55,6 +55,7 @@ struct td_serve {
     struct td_link requests; /* alive */
     struct td_link dead;     /* ended; freed when no action can refer to them */
     uint32_t n_requests, n_text_jobs;
+    uint32_t n_topk; /* running requests with return_indexer_topk */
     uint64_t next_request;
     struct td_metrics metrics;
     struct td_notify notify;    /* the service manager */
@@ -96,7 +97,9 @@ struct td_request {
 void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
                       const char *request_id);
 void td_request_abandon(struct td_request *r); /* the router stops */
-void td_request_deliver(struct td_request *r, const struct td_token *tokens, uint32_t n);
+void td_request_deliver(struct td_request *r, const struct td_token *tokens,
+                        const struct td_selection *selections, uint32_t n);
+void td_request_hold(struct td_request *r, const struct td_flow_action *a);
 void td_request_end(struct td_request *r, const struct td_flow_action *a);
 void td_request_fail(struct td_request *r, const struct td_flow_action *a);
 void td_request_tick(struct td_request *r, uint64_t now_ns);

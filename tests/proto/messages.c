@@ -56,6 +56,7 @@ static const struct field fields[] = {
     F(HELLO, hello, max_running, U32),
     F(HELLO, hello, pages, U32),
     F(HELLO, hello, slots, U32),
+    NEW(HELLO, hello, selection_max, U32),
     F(HELLO, hello, xfer_address, ADDRESS),
     F(HELLO, hello, settings, SETTINGS),
     F(HELLO_REPLY, hello_reply, version, U32),

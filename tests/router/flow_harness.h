@@ -60,7 +60,13 @@ static inline void say_action(const struct td_flow_action *a) {
         return;
     case TD_FLOW_DELIVER:
         last_id = a->deliver.tokens[a->deliver.n - 1].id;
-        say("GIVE %llu%s #%u+%u\n", r, c, a->deliver.index, a->deliver.n);
+        say("GIVE %llu%s #%u+%u", r, c, a->deliver.index, a->deliver.n);
+        if (a->deliver.selections != NULL) say(" with %u", a->deliver.selections->n_entries);
+        say("\n");
+        return;
+    case TD_FLOW_HOLD:
+        say("HOLD %llu%s #%u+%u with %u%s\n", r, c, a->hold.index, a->hold.n,
+            a->hold.selections->n_entries, a->hold.first ? " first" : "");
         return;
     case TD_FLOW_END:
         last_times = a->end.times;

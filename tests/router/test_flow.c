@@ -196,6 +196,40 @@ static void test_held_tokens_die_with_their_attempt(void **state) {
     assert_int_equal(last_id, 11);
 }
 
+/* Tokens first.. of an attempt, the k-th selected with `mark` + k entries. */
+static const char *selected(uint64_t epoch, uint32_t attempt, uint32_t first, uint32_t n,
+                            uint32_t mark) {
+    static struct td_token t[4];
+    struct td_selection s[4];
+    for (uint32_t k = 0; k < n; k++)
+        s[k] = (struct td_selection){.n_entries = mark + k};
+    return from(epoch, (struct td_msg){.type = TD_MSG_TOKENS,
+                                       .tokens = {{1, attempt}, first, n, t, .selections = s}});
+}
+
+/* What was selected goes with its token, each once, whatever overtakes or is repeated, and in
+ * whatever attempt. */
+static void test_selections(void **state) {
+    (void)state;
+    under_way();
+    assert_string_equal(selected(D, 1, 1, 1, 5), "HOLD 1 #1+1 with 5 first\n");
+    assert_string_equal(selected(D, 1, 1, 1, 5), "");
+    assert_string_equal(selected(D, 1, 1, 3, 5), "HOLD 1 #2+2 with 6\n");
+    failed(P, 1, 1, TD_PREEMPTED);
+    admitted(D, 1, 2);
+    assert_string_equal(selected(D, 2, 1, 1, 25), "HOLD 1 #1+1 with 25 first\n");
+    assert_string_equal(selected(P, 2, 0, 1, 24), "GIVE 1 #0+1 with 24\nGIVE 1 #1+1\n");
+    assert_string_equal(selected(P, 2, 0, 1, 24), "");
+    assert_string_equal(selected(D, 2, 1, 3, 25), "GIVE 1 #2+2 with 26\n");
+    /* The next attempt counts from the fourth token. */
+    failed(D, 1, 2, TD_PREEMPTED);
+    released(D, 1, 2);
+    released(P, 1, 2);
+    admitted(D, 1, 3);
+    assert_string_equal(selected(D, 3, 1, 1, 35), "HOLD 1 #5+1 with 35 first\n");
+    assert_string_equal(selected(P, 3, 0, 1, 34), "GIVE 1 #4+1 with 34\nGIVE 1 #5+1\n");
+}
+
 static void test_more_tokens_than_asked_for(void **state) {
     (void)state;
     under_way();
@@ -353,6 +387,7 @@ int main(void) {
         T(test_plain_life),
         T(test_decode_overtakes_prefill),
         T(test_first_token_ends_it),
+        T(test_selections),
         T(test_colocated),
         T(test_too_long_with_both_numbers),
         T(test_busy_waits_then_says_when),

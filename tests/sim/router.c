@@ -173,6 +173,10 @@ static void carry_out(struct sim *s, const struct td_flow_action *a) {
         return;
     case TD_FLOW_CLOSE_LINK: /* the simulator's links end with their process */
         return;
+    case TD_FLOW_HOLD:
+        sim_broken(s, "request %llu: a selection that nobody asked for",
+                   (unsigned long long)a->request);
+        return;
     case TD_FLOW_DELIVER:
         delivered(s, a);
         return;
