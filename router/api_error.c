@@ -45,14 +45,19 @@ void td_api_error_write(struct td_json_out *w, const struct td_api_error *e) {
     td_json_close(w, '}');
 }
 
-void td_api_error_reply(struct td_http_conn *c, const struct td_api_error *e,
-                        struct td_json_out *scratch) {
-    td_json_out_reset(scratch);
-    td_api_error_write(scratch, e);
+void td_api_error_send(struct td_http_conn *c, const struct td_api_error *e,
+                       const struct td_json_out *scratch) {
     if (e->retry_after_s) {
         char s[16];
         snprintf(s, sizeof s, "%u", e->retry_after_s);
         td_http_add_header(c, "Retry-After", s);
     }
     td_http_reply(c, e->status, "application/json", scratch->p, scratch->failed ? 0 : scratch->n);
+}
+
+void td_api_error_reply(struct td_http_conn *c, const struct td_api_error *e,
+                        struct td_json_out *scratch) {
+    td_json_out_reset(scratch);
+    td_api_error_write(scratch, e);
+    td_api_error_send(c, e, scratch);
 }

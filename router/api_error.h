@@ -23,7 +23,10 @@ td_status td_api_refuse(struct td_api_error *e, int status, const char *code, co
 
 /* {"error":{...}} as a JSON value. */
 void td_api_error_write(struct td_json_out *w, const struct td_api_error *e);
-/* The whole answer. `scratch` is overwritten. */
+/* The whole answer; `scratch` holds the error as it shall be written. */
+void td_api_error_send(struct td_http_conn *c, const struct td_api_error *e,
+                       const struct td_json_out *scratch);
+/* The same in the form above; `scratch` is overwritten. */
 void td_api_error_reply(struct td_http_conn *c, const struct td_api_error *e,
                         struct td_json_out *scratch);
 

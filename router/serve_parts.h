@@ -110,6 +110,7 @@ void td_request_reap(struct td_serve *s);
 
 void td_api_tokenize(struct td_serve *s, struct td_http_conn *c);
 void td_api_detokenize(struct td_serve *s, struct td_http_conn *c);
+void td_api_count_tokens(struct td_serve *s, struct td_http_conn *c);
 
 /* ---- serve_flow.c ---- */
 

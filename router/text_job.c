@@ -1,9 +1,10 @@
-/* POST /tokenize and /detokenize: what a text or a conversation is to the model, without asking it.
+/* POST /tokenize, /detokenize and /v1/messages/count_tokens: what a text or a conversation is to the model, without asking it.
  * Made in the thread pool, since a prompt can be megabytes long; nothing here needs a worker. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "router/api_anthropic.h"
 #include "router/api_prompt.h"
 #include "router/serve_parts.h"
 
@@ -17,6 +18,7 @@ struct td_text_job {
     size_t body_n;
     struct td_json_out out;
     struct td_api_error error; /* status 0: none */
+    void (*refuse)(struct td_http_conn *c, const struct td_api_error *e, struct td_json_out *w);
     uint64_t limit;            /* tokens of a sequence, 0: not known */
 };
 
@@ -121,6 +123,23 @@ static td_status detokenize(struct td_text_job *j, const json_t *root) {
     return st;
 }
 
+/* The prompt's length, of Anthropic's count_tokens. */
+static td_status count(struct td_text_job *j, const json_t *root) {
+    struct td_api_params p;
+    struct td_ids ids = {0};
+    json_t *chat = NULL;
+    TD_TRY(td_api_anthropic_read(root, true, &chat, &j->error));
+    td_status st = td_api_params_read(chat, TD_API_CHAT, &j->s->defaults, &p, &j->error);
+    if (st == TD_OK) st = td_api_chat_prompt(chat, &p, &j->s->chat, &ids, &j->error);
+    json_decref(chat);
+    td_json_open(&j->out, '{');
+    td_json_key(&j->out, "input_tokens");
+    td_json_u64(&j->out, ids.n);
+    td_json_close(&j->out, '}');
+    td_ids_free(&ids);
+    return st;
+}
+
 static void work(uv_work_t *w) {
     struct td_text_job *j = w->data;
     json_t *root = NULL;
@@ -148,7 +167,7 @@ static void worked(uv_work_t *w, int status) {
     if (j->conn) {
         td_http_set_owner(j->conn, NULL);
         if (j->error.status)
-            td_api_error_reply(j->conn, &j->error, &j->s->scratch);
+            j->refuse(j->conn, &j->error, &j->s->scratch);
         else
             td_http_reply(j->conn, 200, "application/json", j->out.p, j->out.n);
     }
@@ -184,6 +203,7 @@ static void start(struct td_serve *s, struct td_http_conn *c,
     j->s = s;
     j->conn = c;
     j->answer = answer;
+    j->refuse = answer == count ? td_api_anthropic_error_reply : td_api_error_reply;
     j->limit = td_fleet_limit(td_flow_fleet(s->flow), s->config->router_colocate);
     j->body = td_http_take_body(c, &j->body_n);
     j->work.data = j;
@@ -201,4 +221,8 @@ void td_api_tokenize(struct td_serve *s, struct td_http_conn *c) {
 
 void td_api_detokenize(struct td_serve *s, struct td_http_conn *c) {
     start(s, c, detokenize);
+}
+
+void td_api_count_tokens(struct td_serve *s, struct td_http_conn *c) {
+    start(s, c, count);
 }

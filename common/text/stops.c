@@ -75,7 +75,15 @@ size_t td_stops_byte(struct td_stops *s, char byte) {
         }
         if (m->text[m->state] == byte) m->state++;
         if (m->state > s->held) s->held = m->state;
-        if (m->state == m->n && m->n > longest) longest = m->n;
+        if (m->state != m->n || m->n <= longest) continue;
+        longest = m->n;
+        s->matched = i + 1;
     }
     return longest;
+}
+
+const char *td_stops_matched(const struct td_stops *s, size_t *ret_n) {
+    if (s->matched == 0) return NULL;
+    *ret_n = s->match[s->matched - 1].n;
+    return s->match[s->matched - 1].text;
 }

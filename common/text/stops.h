@@ -21,7 +21,8 @@ struct td_stop_match; /* one string and how much of it the text ends with */
 struct td_stops {
     struct td_stop_match *match; /* [n] */
     size_t n;
-    size_t held; /* bytes at the end of the text that could become a string */
+    size_t held;    /* bytes at the end of the text that could become a string */
+    size_t matched; /* 1 + number of the string completed last; 0: none was */
 };
 
 /* TD_INVALID: an empty, too long or not UTF-8 string, or too many; TD_NO_MEMORY. Copies. */
@@ -31,5 +32,8 @@ void td_stops_finish(struct td_stops *s);
 
 /* The text grew by one byte. Returns the length of the longest string that it completes, or 0. */
 size_t td_stops_byte(struct td_stops *s, char byte);
+
+/* The string completed last; NULL: none was. */
+const char *td_stops_matched(const struct td_stops *s, size_t *ret_n);
 
 #endif

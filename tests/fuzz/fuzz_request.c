@@ -1,10 +1,12 @@
 /* The body of a request for tokens, all the way to the prompt: it is taken, or refused as the
  * client's mistake with a sentence; nothing in it is the server's fault.
  *
- * Input: a byte (even: chat, odd: completions), then the body. Accepted: the prompt was made. */
+ * Input: a byte (modulo 3: chat, completions, Anthropic's messages), then the body. Accepted: the
+ * prompt was made. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "router/api_anthropic.h"
 #include "router/api_prompt.h"
 #include "router/http_server.h"
 #include "tests/common/text/tiny.h"
@@ -36,14 +38,24 @@ static void load(void) {
     td_chat_init(&chat, t);
 }
 
-static td_status prepare(enum td_api_kind kind, const char *body, size_t n, struct td_ids *ids,
+enum { CHAT, COMPLETIONS, MESSAGES };
+
+static td_status prepare(int api, const char *body, size_t n, struct td_ids *ids,
                          struct td_api_error *e) {
+    enum td_api_kind kind = api == COMPLETIONS ? TD_API_COMPLETIONS : TD_API_CHAT;
     static const struct td_api_defaults defaults = {
         .model = "m", .thinking = true, .max_new = 64, .temperature = 1, .top_p = 1};
     struct td_api_params p;
     json_t *root = NULL;
     TD_TRY(td_request_parse(body, n, &root, e));
-    td_status st = td_api_params_read(root, kind, &defaults, &p, e);
+    td_status st = TD_OK;
+    if (api == MESSAGES) {
+        json_t *same = NULL;
+        st = td_api_anthropic_read(root, false, &same, e);
+        json_decref(root);
+        root = same;
+    }
+    if (st == TD_OK) st = td_api_params_read(root, kind, &defaults, &p, e);
     if (st == TD_OK) {
         PROMISE(p.max_new >= 1 && p.n_stops <= TD_STOP_MAX);
         st = kind == TD_API_CHAT ? td_api_chat_prompt(root, &p, &chat, ids, e)
@@ -55,14 +67,14 @@ static td_status prepare(enum td_api_kind kind, const char *body, size_t n, stru
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!chat.t) load();
-    enum td_api_kind kind = size && data[0] % 2 ? TD_API_COMPLETIONS : TD_API_CHAT;
+    int api = size ? data[0] % 3 : CHAT;
     struct td_ids ids = {0};
     struct td_api_error e = {0};
-    td_status st = prepare(kind, (const char *)data + (size > 0), size - (size > 0), &ids, &e);
+    td_status st = prepare(api, (const char *)data + (size > 0), size - (size > 0), &ids, &e);
     td_fuzz_accepted = st == TD_OK;
     if (st == TD_OK) {
         PROMISE(ids.n > 0 && e.status == 0);
-        PROMISE(kind == TD_API_COMPLETIONS || ids.ids[0] == chat.bos);
+        PROMISE(api == COMPLETIONS || ids.ids[0] == chat.bos);
     } else {
         PROMISE(e.status == 400 || e.status == 404);
         (void)td_fail(&td_fuzz_error, st, "%s", e.message);

@@ -354,6 +354,24 @@ def request():
     completion("bad-id", prompt=[1 << 20])
     completion("bad-suffix", prompt="x", suffix="y")
     completion("bad-empty", prompt=[])
+    used = {"type": "tool_use", "id": "a", "name": "f", "input": {"a": "b"}}
+    talk = {"model": "m", "max_tokens": 9, "system": [{"type": "text", "text": "Be brief."}], "stop_sequences": ["x"],
+            "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}], "temperature": 0.5,
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "metadata": {"user_id": "u"},
+            "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "max"},
+            "messages": [{"role": "user", "content": "Weather?"},
+                         {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""},
+                                                           {"type": "text", "text": "Look:"}, used]},
+                         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [
+                             {"type": "text", "text": "22"}], "is_error": False}, {"type": "text", "text": "and?"}]}]}
+    def message(name, value):
+        put("request", name, b"\2" + dump(value).encode())
+    message("ok-messages", talk)
+    message("ok-messages-plain", {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": ""}]})
+    message("bad-messages-limit", {k: v for k, v in talk.items() if k != "max_tokens"})
+    message("bad-messages-image", talk | {"messages": [{"role": "user", "content": [{"type": "image"}]}]})
+    message("bad-messages-choice", talk | {"tool_choice": {"type": "tool", "name": "f"}})
+    message("bad-messages-role", talk | {"messages": [{"role": "tool", "content": "x"}]})
 
 
 for old in CORPUS.glob("*/*"):
