@@ -19,13 +19,15 @@ struct td_listener {
     uint32_t max_streams, streams;
     uint64_t dropped;
     bool closed;
+    union td_stream_handle spare; /* takes in what there is no stream for */
+    bool spare_open, spare_wanted;
     td_accept_fn *on_accept;
     void *user;
 };
 
 /* The listener's memory is needed by its own handle and by the streams that count themselves. */
 static void free_when_unused(struct td_listener *l) {
-    if (l->closed && l->streams == 0) free(l);
+    if (l->closed && l->streams == 0 && !l->spare_open) free(l);
 }
 
 static void on_stream_gone(void *user) {
@@ -34,11 +36,41 @@ static void on_stream_gone(void *user) {
     free_when_unused(l);
 }
 
+static void turn_away(struct td_listener *l);
+
+static void on_spare_closed(uv_handle_t *h) {
+    struct td_listener *l = h->data;
+    l->spare_open = false;
+    if (l->spare_wanted && !uv_is_closing(&l->handle.any)) turn_away(l);
+    free_when_unused(l);
+}
+
+/* libuv does not listen on while a connection waits to be accepted, so one that nobody accepts
+ * would be the last. */
+static void turn_away(struct td_listener *l) {
+    union td_stream_handle *h = &l->spare;
+    l->spare_wanted = l->spare_open;
+    if (l->spare_open) return; /* on_spare_closed comes back */
+    /* Fails for reasons of a loop that is not ours: of memory or descriptors it needs none. */
+    int rc =
+        l->address.is_unix ? uv_pipe_init(l->loop, &h->pipe, 0) : uv_tcp_init(l->loop, &h->tcp);
+    if (rc != 0) return;
+    l->spare_open = true;
+    l->dropped++;
+    h->any.data = l;
+    (void)uv_accept(&l->handle.stream, &h->stream);
+    uv_close(&h->any, on_spare_closed);
+}
+
 static void on_connection(uv_stream_t *server, int rc) {
     struct td_listener *l = server->data;
-    if (rc != 0) return; /* out of descriptors and the like: the next one may do */
+    /* Out of descriptors: libuv has turned away who was waiting, with one it keeps for that. */
+    if (rc != 0) return;
     struct td_stream *s;
-    if (td_stream_create(l->loop, l->address.is_unix, &l->limits, &s) != TD_OK) return;
+    if (td_stream_create(l->loop, l->address.is_unix, &l->limits, &s) != TD_OK) {
+        turn_away(l);
+        return;
+    }
     l->streams++;
     td_stream_set_gone(s, on_stream_gone, l);
     if (uv_accept(server, &td_stream_handle(s)->stream) != 0 || l->streams > l->max_streams ||
