@@ -69,7 +69,7 @@ static void decode(const struct core *c, uint32_t s, float *to) {
     if (c->bf16) {
         part = CHAIN / 2; /* words */
     } else if (c->a->batch->kv->row_dtype != TD_KV_ROW_FP32) {
-        row_decode(from, c->a->batch->kv->row_dtype, plain);
+        row_decode8(from, c->a->batch->kv->row_dtype, plain);
         v = plain;
     }
     split4((const float *[]){v, v + part, v + 2 * part, v + 3 * part}, (uint32_t)part, to, 4);

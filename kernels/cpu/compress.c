@@ -1,5 +1,5 @@
 /* Window rows in stored form, and the compressors that turn token rows into entries and keys. */
-#include "kernels/cpu/angle.h"
+#include "kernels/ref/angle.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/op.h"
 #include "kernels/cpu/stored.h"
@@ -10,7 +10,7 @@ static void store_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t t
     for (uint32_t i = begin; i < end; i++) {
         float v[TD_KV_ROW_DIM];
         memcpy(v, a->kv + (size_t)i * TD_KV_ROW_DIM, sizeof v);
-        if (a->sim8) fp8_round(v, v, TD_KV_FP8_ROW_DIM, QUANT_SIM8);
+        if (a->sim8) fp8_round8(v, v, TD_KV_FP8_ROW_DIM, QUANT_SIM8);
         row_encode(v, a->layout->row_dtype, td_kv_dense_row(a->layout, a->rows, i));
     }
 }
@@ -89,7 +89,7 @@ static void store_entry(const struct td_compress_args *a, const struct td_op_run
         if (a->hadamard) hadamard128(v);
         if (a->sim4) sim4(v, TD_INDEX_DIM);
     } else if (a->sim8) {
-        fp8_round(v, v, TD_KV_FP8_ROW_DIM, QUANT_SIM8);
+        fp8_round8(v, v, TD_KV_FP8_ROW_DIM, QUANT_SIM8);
     }
     if (a->family == TD_KV_HCA) {
         row_encode(v, b->kv->row_dtype,
@@ -135,7 +135,7 @@ static void close_windows(const void *arg, uint32_t begin, uint32_t end, uint32_
         }
         float v[TD_HEAD_DIM], cs[TD_ROPE_DIM];
         pool_rows(u, g, rows, s.d, v);
-        rms_norm_row(v, v, a->norm, s.d, a->eps);
+        rms_norm_row8(v, v, a->norm, s.d, a->eps);
         rope_angles_row(s.ratio * w, a->freq, cs);
         rope_row(v + s.d - TD_ROPE_DIM, cs, false);
         store_entry(a, run, w, v);

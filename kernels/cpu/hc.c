@@ -49,7 +49,7 @@ static void pre_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t thr
     const struct td_hc_pre_args *a = arg;
     for (uint32_t i = begin; i < end; i++) {
         const float *x = a->x + (size_t)i * S * a->hidden, *m = a->m + (size_t)i * 24;
-        float r = rms_factor(x, S * a->hidden, a->eps), pre[S], comb[S][S];
+        float r = rms_factor8(x, S * a->hidden, a->eps), pre[S], comb[S][S];
         for (uint32_t s = 0; s < S; s++) {
             pre[s] = sigmoid1(fmaf(m[s] * r, a->scale[0], a->base[s])) + a->hc_eps;
             a->post[(size_t)i * S + s] =
@@ -99,7 +99,7 @@ static void head_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t th
     const struct td_hc_head_args *a = arg;
     for (uint32_t i = begin; i < end; i++) {
         const float *x = a->x + (size_t)i * S * a->hidden, *m = a->m + (size_t)i * S;
-        float r = rms_factor(x, S * a->hidden, a->eps), w[S];
+        float r = rms_factor8(x, S * a->hidden, a->eps), w[S];
         for (uint32_t s = 0; s < S; s++)
             w[s] = sigmoid1(fmaf(m[s] * r, a->scale[0], a->base[s])) + a->hc_eps;
         mix_down(x, w, a->y + (size_t)i * a->hidden, a->hidden);

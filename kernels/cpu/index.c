@@ -81,7 +81,7 @@ static const void *key_at(const struct block *b, uint32_t w) {
 /* Scores of keys first..first+n-1 of the tile for many queries. */
 static void score_many(const struct block *b, uint32_t first, uint32_t n, float *key, float *dot) {
     for (uint32_t i = 0; i < n; i++)
-        key_decode(key_at(b, b->tile + first + i), b->a->batch->kv->key_dtype, key + (size_t)i * D);
+        key_decode8(key_at(b, b->tile + first + i), b->a->batch->kv->key_dtype, key + (size_t)i * D);
     struct tile t = {.w = b->q,
                      .w_step = TD_PANEL,
                      .w_panel = (size_t)D * TD_PANEL,
@@ -113,7 +113,7 @@ static void score_lone(const struct block *b, uint32_t first, uint32_t n, float 
             uint32_t w = 4 * i + j < n ? 4 * i + j : n - 1;
             part[j] = key_at(b, b->tile + first + w);
             if (b->pairs) continue;
-            key_decode(part[j], b->a->batch->kv->key_dtype, plain[j]);
+            key_decode8(part[j], b->a->batch->kv->key_dtype, plain[j]);
             part[j] = plain[j];
         }
         split4(part, size, key + (size_t)i * 4 * size, 4);

@@ -7,7 +7,7 @@ static void round_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t t
     (void)thread;
     const struct td_round_fp8_args *a = arg;
     for (uint32_t i = begin; i < end; i++)
-        fp8_round(a->x + (size_t)i * a->dim, a->y + (size_t)i * a->dim, a->dim, TD_BLOCK);
+        fp8_round8(a->x + (size_t)i * a->dim, a->y + (size_t)i * a->dim, a->dim, TD_BLOCK);
 }
 
 void TD_OP(round_fp8)(const struct td_device *d, const struct td_round_fp8_args *a) {

@@ -1,5 +1,5 @@
 /* Rotary position embedding, interleaved pairs. */
-#include "kernels/cpu/angle.h"
+#include "kernels/ref/angle.h"
 #include "kernels/cpu/op.h"
 
 static void angle_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {

@@ -6,7 +6,7 @@ static void norm_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t th
     (void)thread;
     const struct td_rms_norm_args *a = arg;
     for (uint32_t i = begin; i < end; i++)
-        rms_norm_row(a->x + i * a->x_stride, a->y + i * a->y_stride, a->w, a->dim, a->eps);
+        rms_norm_row8(a->x + i * a->x_stride, a->y + i * a->y_stride, a->w, a->dim, a->eps);
 }
 
 void TD_OP(rms_norm)(const struct td_device *d, const struct td_rms_norm_args *a) {

@@ -1,9 +1,7 @@
-/* Eight floats side by side, and the few functions on them that the definitions need.
+/* Eight floats side by side, and the few functions on them that the kernels need.
  *
- * Every operation is per lane and correctly rounded (or built from such), so the baseline build,
- * where the compiler spells a v8 with two SSE registers and fma8 with eight calls of fmaf, gives
- * the same bits as the AVX2 build. exp8 is a definition, not an approximation of libm: results do
- * not depend on the C library. */
+ * Every operation is per lane and correctly rounded (or built from such), so a lane has the bits of
+ * the scalar form in kernels/ref whatever the instruction set. */
 #ifndef TD_KERNELS_CPU_VEC_H
 #define TD_KERNELS_CPU_VEC_H
 
@@ -13,6 +11,8 @@
 #if defined(__FMA__) && defined(__AVX2__)
 #include <immintrin.h>
 #endif
+
+#include "kernels/ref/math.h"
 
 #define TD_INLINE static inline __attribute__((always_inline))
 
@@ -66,9 +66,7 @@ TD_INLINE float sum8(v8 v) {
     return (a + c) + (b + d);
 }
 
-/* e^x: x = n ln 2 + r, |r| <= ln 2 / 2, Taylor polynomial of degree 7 in r by fmaf, scaled by 2^n
- * in two factors so that subnormal results and overflow come out by themselves. At most 2 ulp for
- * normal results; 0 below -104, infinity above 89; NaN for NaN. */
+/* exp1 of kernels/ref/math.h, lane by lane. */
 TD_INLINE v8 exp8(v8 x) {
     const v8 magic = splat8(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     x = select8(x > splat8(89.0f), splat8(89.0f), x);
@@ -91,34 +89,8 @@ TD_INLINE v8 exp8(v8 x) {
     return p * s1 * s2;
 }
 
-TD_INLINE float exp1(float x) {
-    return exp8(splat8(x))[0];
-}
-
 TD_INLINE v8 sigmoid8(v8 x) {
     return splat8(1.0f) / (splat8(1.0f) + exp8(-x));
-}
-
-TD_INLINE float sigmoid1(float x) {
-    return sigmoid8(splat8(x))[0];
-}
-
-/* log(1 + e^x) = max(x, 0) + log1p(e^-|x|); log1p(z) = 2 atanh(s) with s = z / (2 + z) <= 1/3, its
- * odd series to s^17 (the next term is below 2^-32 of the sum). */
-TD_INLINE float softplus1(float x) {
-    float z = exp1(-fabsf(x));
-    float s = z / (2.0f + z), q = s * s, p = 1.0f / 17.0f;
-    for (int k = 15; k >= 1; k -= 2)
-        p = fmaf(p, q, 1.0f / (float)k);
-    float l = 2.0f * s * p;
-    return x > 0 ? x + l : l;
-}
-
-/* Eight bf16 as fp32. */
-TD_INLINE v8 widen8(const uint16_t *p) {
-    h8 h;
-    memcpy(&h, p, sizeof h);
-    return (v8)(__builtin_convertvector(h, u8) << 16);
 }
 
 #endif

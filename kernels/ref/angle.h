@@ -10,7 +10,6 @@
 #include <stdbool.h>
 
 #include "kernels/ops.h"
-#include "kernels/ref/vec.h"
 
 /* |angle| <= 2^21. */
 static inline void cos_sin(float angle, float *ret_cos, float *ret_sin) {

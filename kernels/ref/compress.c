@@ -1,6 +1,6 @@
 /* Window rows in stored form, and the compressors that turn token rows into entries and keys. */
 #include "kernels/ref/angle.h"
-#include "kernels/ref/norm.h"
+#include "kernels/ref/math.h"
 #include "kernels/ref/op.h"
 #include "kernels/ref/stored.h"
 
@@ -85,16 +85,16 @@ static void token_row(const struct td_compress_args *a, const struct td_op_run *
 /* v = softmax over the rows, per channel, of g, applied to u. */
 static void pool_rows(const float *const *u, const float *const *g, uint32_t rows, uint32_t d,
                       float *v) {
-    for (uint32_t c = 0; c < d; c += 8) {
-        v8 max = load8(g[0] + c), den = splat8(0.0f), num = splat8(0.0f);
+    for (uint32_t c = 0; c < d; c++) {
+        float max = g[0][c], den = 0.0f, num = 0.0f;
         for (uint32_t r = 1; r < rows; r++)
-            max = max8(load8(g[r] + c), max);
+            max = max1(g[r][c], max);
         for (uint32_t r = 0; r < rows; r++) {
-            v8 e = exp8(load8(g[r] + c) - max);
-            den = den + e;
-            num = fma8(e, load8(u[r] + c), num);
+            float e = exp1(g[r][c] - max);
+            den += e;
+            num = fmaf(e, u[r][c], num);
         }
-        store8(v + c, num / den);
+        v[c] = num / den;
     }
 }
 

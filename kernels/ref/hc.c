@@ -1,5 +1,5 @@
 /* Hyper-connections: four residual streams mixed down before a sub-layer and up after it. */
-#include "kernels/ref/norm.h"
+#include "kernels/ref/math.h"
 #include "kernels/ref/op.h"
 
 enum { S = TD_HC_STREAMS };
@@ -24,7 +24,7 @@ static void comb_softmax(float c[S][S], float eps) {
     for (uint32_t j = 0; j < S; j++) {
         float max = c[j][0], sum = 0.0f;
         for (uint32_t k = 1; k < S; k++)
-            max = c[j][k] > max ? c[j][k] : max;
+            max = max1(c[j][k], max);
         for (uint32_t k = 0; k < S; k++) {
             c[j][k] = exp1(c[j][k] - max);
             sum += c[j][k];
@@ -36,11 +36,10 @@ static void comb_softmax(float c[S][S], float eps) {
 
 /* y = sum over streams of weight[s] * x[s]. */
 static void mix_down(const float *x, const float *weight, float *y, uint32_t hidden) {
-    for (uint32_t c = 0; c < hidden; c += 8) {
-        v8 sum = splat8(0.0f);
+    for (uint32_t c = 0; c < hidden; c++) {
+        y[c] = 0.0f;
         for (uint32_t s = 0; s < S; s++)
-            sum = fma8(splat8(weight[s]), load8(x + s * hidden + c), sum);
-        store8(y + c, sum);
+            y[c] = fmaf(weight[s], x[s * hidden + c], y[c]);
     }
 }
 
@@ -76,15 +75,15 @@ static void post_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t th
     for (uint32_t i = begin; i < end; i++) {
         float *x = a->x + (size_t)i * S * a->hidden;
         const float *post = a->post + (size_t)i * S, *comb = a->comb + (size_t)i * S * S;
-        for (uint32_t c = 0; c < a->hidden; c += 8) {
-            v8 o = load8(a->o + (size_t)i * a->hidden + c), old[S];
+        for (uint32_t c = 0; c < a->hidden; c++) {
+            float o = a->o[(size_t)i * a->hidden + c], old[S];
             for (uint32_t j = 0; j < S; j++)
-                old[j] = load8(x + j * a->hidden + c);
+                old[j] = x[j * a->hidden + c];
             for (uint32_t k = 0; k < S; k++) {
-                v8 sum = splat8(post[k]) * o;
+                float sum = post[k] * o;
                 for (uint32_t j = 0; j < S; j++)
-                    sum = fma8(splat8(comb[S * j + k]), old[j], sum);
-                store8(x + k * a->hidden + c, sum);
+                    sum = fmaf(comb[S * j + k], old[j], sum);
+                x[k * a->hidden + c] = sum;
             }
         }
     }

@@ -1,4 +1,5 @@
 /* Mixture of experts: choice, grouping by expert, activation, and the sum over shards. */
+#include "kernels/ref/math.h"
 #include "kernels/ref/op.h"
 
 /* The k experts with the greatest score + bias, ties to the lower, listed ascending. */
@@ -70,15 +71,14 @@ void TD_OP(group)(const struct td_device *d, const struct td_group_args *a) {
 static void swiglu_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {
     (void)thread;
     const struct td_swiglu_args *a = arg;
-    const v8 hi = splat8(a->limit), lo = splat8(-a->limit);
     for (uint32_t i = begin; i < end; i++)
-        for (uint32_t c = 0; c < a->inner; c += 8) {
+        for (uint32_t c = 0; c < a->inner; c++) {
             size_t at = (size_t)i * a->inner + c;
-            v8 g = load8(a->a + at), u = load8(a->b + at);
-            g = select8(g > hi, hi, g);
-            u = select8(u > hi, hi, select8(u < lo, lo, u));
-            v8 t = g * sigmoid8(g) * u;
-            store8(a->t + at, a->weight ? t * splat8(a->weight[i]) : t);
+            float g = a->a[at], u = a->b[at];
+            g = g > a->limit ? a->limit : g;
+            u = u > a->limit ? a->limit : u < -a->limit ? -a->limit : u;
+            float t = g * sigmoid1(g) * u;
+            a->t[at] = a->weight ? t * a->weight[i] : t;
         }
 }
 
@@ -91,16 +91,16 @@ static void combine_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t
     const struct td_combine_args *a = arg;
     for (uint32_t i = begin; i < end; i++) {
         const uint32_t *expert = a->expert + (size_t)i * a->k, *place = a->place + (size_t)i * a->k;
-        for (uint32_t c = 0; c < a->hidden; c += 8) {
-            v8 total = splat8(0.0f);
+        for (uint32_t c = 0; c < a->hidden; c++) {
+            float total = 0.0f;
             for (uint32_t shard = 0, j = 0; shard < a->shards; shard++) {
-                v8 sum = splat8(0.0f);
+                float sum = 0.0f;
                 for (; j < a->k && expert[j] * a->shards / a->experts == shard; j++)
-                    sum = sum + load8(a->rows + (size_t)place[j] * a->hidden + c);
+                    sum += a->rows[(size_t)place[j] * a->hidden + c];
                 total = shard == 0 ? sum : total + sum;
             }
             size_t at = (size_t)i * a->hidden + c;
-            store8(a->y + at, total + load8(a->shared + at));
+            a->y[at] = total + a->shared[at];
         }
     }
 }

@@ -3,7 +3,6 @@
 #define TD_KERNELS_REF_OP_H
 
 #include "kernels/ops.h"
-#include "kernels/ref/vec.h"
 
 #define TD_OP(op) td_##op##_ref
 
@@ -11,7 +10,7 @@
 TD_OPS_MAP(X)
 #undef X
 
-TD_INLINE float *op_scratch(const struct td_device *d, uint32_t thread) {
+static inline float *op_scratch(const struct td_device *d, uint32_t thread) {
     return (float *)(void *)(d->scratch + (size_t)thread * d->scratch_stride);
 }
 

@@ -15,56 +15,41 @@
 #ifndef TD_KERNELS_REF_QUANT_H
 #define TD_KERNELS_REF_QUANT_H
 
+#include <math.h>
+
 #include "kernels/model/numbers.h"
-#include "kernels/ref/vec.h"
 
 enum { QUANT_SIM8 = 64, QUANT_SIM4 = 32, QUANT_NVFP4 = 16 }; /* group sizes */
 
 /* The least power of two that is not below v; v is positive and normal, or infinite. */
-TD_INLINE float pow2_ceil(float v) {
+static inline float pow2_ceil(float v) {
     uint32_t u = td_f32_bits(v), e = (u >> 23) + ((u & 0x7fffffu) != 0);
     return td_bits_f32((e < 254u ? e : 254u) << 23);
 }
 
-/* max |x|; NaNs count as nothing. n is a multiple of 8. */
-TD_INLINE float max_abs(const float *x, uint32_t n) {
-    v8 max = splat8(0.0f);
-    for (uint32_t i = 0; i < n; i += 8)
-        max = max8((v8)((u8)load8(x + i) & 0x7fffffffu), max);
-    float m = max[0];
-    for (int i = 1; i < 8; i++)
-        m = max[i] > m ? max[i] : m;
-    return m;
+/* max |x|; NaNs count as nothing. */
+static inline float max_abs(const float *x, uint32_t n) {
+    float max = 0.0f;
+    for (uint32_t i = 0; i < n; i++)
+        max = fabsf(x[i]) > max ? fabsf(x[i]) : max;
+    return max;
 }
 
-TD_INLINE float fp8_scale(float max) {
+static inline float fp8_scale(float max) {
     return pow2_ceil((max > 1e-4f ? max : 1e-4f) * (1.0f / TD_E4M3_MAX));
 }
 
-TD_INLINE float fp4_scale(float max) {
+static inline float fp4_scale(float max) {
     return pow2_ceil((max > 0x1.8p-124f ? max : 0x1.8p-124f) * (1.0f / TD_E2M1_MAX));
 }
 
-/* The e4m3 value nearest to x, ties to even, saturating: td_e4m3_to_f32(td_f32_to_e4m3(x)). */
-TD_INLINE v8 e4m3_nearest8(v8 x) {
-    u8 sign = (u8)x & 0x80000000u;
-    v8 a = (v8)((u8)x & 0x7fffffffu);
-    i8 nan = x != x;
-    a = select8(a > splat8(TD_E4M3_MAX), splat8(TD_E4M3_MAX), a);
-    u8 m = (u8)a;
-    m = (m + 0x7ffffu + ((m >> 20) & 1u)) & 0xfff00000u;
-    /* Below 2^-6 the grid is 2^-9, the distance of neighbours at 2^14. */
-    v8 fine = (a + splat8(0x1p14f)) - splat8(0x1p14f);
-    v8 r = select8(a < splat8(0x1p-6f), fine, (v8)m);
-    return select8(nan, x, (v8)((u8)r | sign));
-}
-
-/* One group; y may be x. n is a multiple of 8. */
-TD_INLINE void fp8_round_group(const float *x, float *y, uint32_t n) {
-    float s = fp8_scale(max_abs(x, n));
-    v8 scale = splat8(s), inverse = splat8(1.0f / s);
-    for (uint32_t i = 0; i < n; i += 8)
-        store8(y + i, e4m3_nearest8(load8(x + i) * inverse) * scale);
+/* One group; y may be x. An e4m3 NaN is the input's own. */
+static inline void fp8_round_group(const float *x, float *y, uint32_t n) {
+    float scale = fp8_scale(max_abs(x, n)), inverse = 1.0f / scale;
+    for (uint32_t i = 0; i < n; i++) {
+        float v = x[i] * inverse;
+        y[i] = (v == v ? td_e4m3_to_f32(td_f32_to_e4m3(v)) : v) * scale;
+    }
 }
 
 /* Groups of `group`, the last one shorter when dim ends inside it. */

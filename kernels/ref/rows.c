@@ -1,6 +1,6 @@
 /* Ops on single rows: embedding, norm, gather, shard sums. */
+#include "kernels/ref/math.h"
 #include "kernels/ref/op.h"
-#include "kernels/ref/norm.h"
 
 static void embed_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {
     (void)thread;

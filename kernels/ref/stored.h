@@ -12,7 +12,6 @@
 #include "common/kv/layout.h"
 #include "kernels/model/numbers.h"
 #include "kernels/ref/quant.h"
-#include "kernels/ref/vec.h"
 
 static inline void narrow(const float *v, uint32_t n, uint16_t *to) {
     for (uint32_t i = 0; i < n; i++)
@@ -20,12 +19,12 @@ static inline void narrow(const float *v, uint32_t n, uint16_t *to) {
 }
 
 static inline void widen(const uint16_t *from, uint32_t n, float *v) {
-    for (uint32_t i = 0; i < n; i += 8)
-        store8(v + i, widen8(from + i));
+    for (uint32_t i = 0; i < n; i++)
+        v[i] = td_bf16_to_f32(from[i]);
 }
 
 /* The e8m0 byte of a power of two from 2^-126 on, or of a NaN. */
-TD_INLINE uint8_t e8m0_byte(float s) {
+static inline uint8_t e8m0_byte(float s) {
     return (uint8_t)((td_f32_bits(s) >> 23) & 0xffu);
 }
 
@@ -43,26 +42,12 @@ static inline void row_encode_fp8(const float *v, struct td_kv_row to) {
            (uint16_t *)(void *)(values + TD_KV_FP8_ROW_DIM));
 }
 
-/* Eight e4m3 as fp32. */
-TD_INLINE v8 e4m3_widen8(const uint8_t *p) {
-    typedef uint8_t b8 __attribute__((vector_size(8)));
-    b8 b;
-    memcpy(&b, p, sizeof b);
-    u8 u = __builtin_convertvector(b, u8);
-    u8 sign = (u & 0x80u) << 24, mag = u & 0x7fu;
-    v8 fine = __builtin_convertvector((i8)mag, v8) * splat8(0x1p-9f);
-    v8 normal = (v8)((mag << 20) + ((127u - 7u) << 23));
-    v8 r = select8(mag < 8u, fine, normal);
-    r = select8(mag == 0x7fu, splat8(td_bits_f32(0x7fc00000u)), r);
-    return (v8)((u8)r | sign);
-}
-
 static inline void row_decode_fp8(struct td_kv_row from, float *v) {
     const uint8_t *values = from.values;
     for (uint32_t g = 0; g < TD_KV_FP8_ROW_DIM / QUANT_SIM8; g++) {
-        v8 s = splat8(td_e8m0_to_f32(from.scales[g]));
-        for (uint32_t i = g * QUANT_SIM8; i < (g + 1) * QUANT_SIM8; i += 8)
-            store8(v + i, e4m3_widen8(values + i) * s);
+        float s = td_e8m0_to_f32(from.scales[g]);
+        for (uint32_t i = g * QUANT_SIM8; i < (g + 1) * QUANT_SIM8; i++)
+            v[i] = td_e4m3_to_f32(values[i]) * s;
     }
     widen((const uint16_t *)(const void *)(values + TD_KV_FP8_ROW_DIM),
           TD_KV_ROW_DIM - TD_KV_FP8_ROW_DIM, v + TD_KV_FP8_ROW_DIM);

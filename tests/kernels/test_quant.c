@@ -2,6 +2,7 @@
  * nearbyint, and tables of every value of the small formats. */
 #include <math.h>
 
+#include "kernels/cpu/quant.h"
 #include "kernels/ref/quant.h"
 #include "kernels/ref/stored.h"
 #include "tests/kernels/sequences.h"

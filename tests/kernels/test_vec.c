@@ -1,9 +1,8 @@
 /* The elementary functions of the definitions against the C library in double. */
 #include <math.h>
 
+#include "kernels/cpu/vec.h"
 #include "kernels/ref/angle.h"
-#include "kernels/ref/norm.h"
-#include "kernels/ref/vec.h"
 #include "tests/kernels/fixture.h"
 
 /* Distance in units of the last place of the fp32 result. */
