@@ -124,6 +124,85 @@ static void writes_the_effort_prefix_in_thinking_mode_only(void **state) {
     CHECK(CHAT | MAX, BOS "Be brief." USER "Hello" HEAD "</think>", sys, user1);
 }
 
+#define T(s)                                                                                       \
+    { s, sizeof s - 1 }
+#define TOOLS_BEGIN "## Tools\n\nYou have access to a set of tools"
+#define TOOLS_END                                                                                  \
+    "### Available Tool Schemas\n\n{\"name\": \"f\", \"n\": [1, 2.0]}\n{}\n\nYou MUST strictly "   \
+    "follow the "                                                                                  \
+    "above defined tool name and parameter schemas to invoke tool calls.\n"
+static const struct td_chat_text tools[] = {T("{\"name\":\"f\",\"n\":[1,2.0]}"), T("{ }")};
+static const struct td_chat_call calls[] = {
+    {T("a"), T("f"), T("{\"s\":\"x \\\"y\\\"\\n\",\"n\":[1,2],\"big\":12345678901234567890123}")},
+    {T("b"), T("g"), T("{}")},
+    {T("c"), T("h"), T("not JSON")},
+};
+#define CALLS                                                                                      \
+    "\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n"                                  \
+    "<｜DSML｜parameter name=\"s\" string=\"true\">x \"y\"\n</｜DSML｜parameter>\n"            \
+    "<｜DSML｜parameter name=\"n\" string=\"false\">[1, 2]</｜DSML｜parameter>\n"              \
+    "<｜DSML｜parameter name=\"big\" string=\"false\">12345678901234567890123"                   \
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n"                                                \
+    "<｜DSML｜invoke name=\"g\">\n\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"h\">\n"        \
+    "<｜DSML｜parameter name=\"arguments\" string=\"true\">not JSON</｜DSML｜parameter>\n"     \
+    "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+
+/* Everything around one agent's turn: declarations, calls, results in the calls' order. */
+static void lays_out_tools(void **state) {
+    struct td_chat_message with = sys, asks = asst1, developer = user1;
+    struct td_chat_message results[] = {{.role = TD_CHAT_TOOL, .content = "two", .content_n = 3},
+                                        user2,
+                                        {.role = TD_CHAT_TOOL, .content = "one", .content_n = 3}};
+    char *text;
+    (void)state;
+    with.tools = tools;
+    with.n_tools = 2;
+    with.response_format = (struct td_chat_text)T("{\"type\":\"x\"}");
+    asks.calls = calls;
+    asks.n_calls = 3;
+    results[0].call_id = calls[1].id;
+    results[2].call_id = calls[0].id;
+    const struct td_chat_message m[] = {with, user1,      asst1,      user2,
+                                        asks, results[0], results[1], results[2]};
+    struct td_chat_params p = params(THINK);
+    struct td_ids ids = {0};
+    assert_int_equal(td_chat_encode(&chat, &p, m, 8, &ids, NULL), TD_OK);
+    text = tiny_text(tok, ids.ids, ids.n);
+    assert_memory_equal(text, BOS "Be brief.\n\n" TOOLS_BEGIN,
+                        strlen(BOS "Be brief.\n\n" TOOLS_BEGIN));
+    const char *rest = strstr(text, "### Available");
+    assert_non_null(rest);
+    /* Tools keep the reasoning of every turn. */
+    assert_string_equal(
+        rest, TOOLS_END
+        "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema "
+        "to reply:\n{\"type\": \"x\"}" USER "Hello" HEAD "<think>greet</think>Hi" EOS USER
+        "More" HEAD "<think>greet</think>Hi" CALLS EOS USER
+        "<tool_result>one</tool_result>\n\nMore\n\n<tool_result>two</tool_result>" HEAD "<think>");
+    free(text);
+    td_ids_free(&ids);
+
+    /* Without declarations the reasoning before the last result goes; calls stay. */
+    CHECK(THINK,
+          BOS USER "Hello" HEAD "</think>Hi" CALLS EOS USER "<tool_result>two</tool_result>" HEAD
+                   "<think>",
+          user1, asks, results[0]);
+    developer.role = TD_CHAT_DEVELOPER;
+    CHECK(THINK, BOS USER "More" HEAD "<think>", developer, user2); /* dropped before the last */
+    CHECK(CHAT, BOS USER "Hello" USER "More" HEAD "</think>", developer, user2);
+    CHECK(THINK | KEEP,
+          BOS USER "More" HEAD "<think>greet</think>Hi" EOS USER "Hello" HEAD "<think>", user2,
+          asst1, developer);
+}
+
+static void writes_reminders(void **state) {
+    struct td_chat_message reminder = {.role = TD_CHAT_REMINDER, .content = "now", .content_n = 3};
+    (void)state;
+    CHECK(CHAT, BOS "Be brief.<｜latest_reminder｜>now" USER "Hello" HEAD "</think>", sys, reminder,
+          user1);
+    CHECK(CHAT, BOS USER "Hello" HEAD "</think><｜latest_reminder｜>now", user1, reminder);
+}
+
 static void keeps_marks_out_of_client_text(void **state) {
     (void)state;
     const struct td_chat_message m[] = {
@@ -220,6 +299,8 @@ int main(void) {
         cmocka_unit_test(merges_neighbouring_user_messages),
         cmocka_unit_test(drops_reasoning_before_the_last_question),
         cmocka_unit_test(writes_the_effort_prefix_in_thinking_mode_only),
+        cmocka_unit_test(lays_out_tools),
+        cmocka_unit_test(writes_reminders),
         cmocka_unit_test(keeps_marks_out_of_client_text),
         cmocka_unit_test(encodes_adjacent_texts_together),
         cmocka_unit_test(says_how_the_answer_starts),
