@@ -212,6 +212,11 @@ def test_agent_loop(s):
             results = f"<｜User｜><tool_result>{script}</tool_result>\n\n<tool_result>second</tool_result><｜Assistant｜><think>"
             growth = len(tokenizer.encode(results, add_special_tokens=False).ids)
             assert r.usage.prompt_tokens == tokens + growth, (turn, r.usage, tokens, growth)
+        if turn == 1:  # results stand in the order of the calls, whatever their own
+            sent = [x if isinstance(x, dict) else x.model_dump(exclude_none=True) for x in messages]
+            ids = json.loads(s.setup.get("/tokenize", "POST", {"model": "needle", "messages": sent, "tools": [WEATHER, RUN]})[2])
+            prompt = json.loads(s.setup.get("/detokenize", "POST", {"tokens": ids["tokens"]})[2])["prompt"]
+            assert f"<tool_result>{script}</tool_result>\n\n<tool_result>second</tool_result><｜Assistant｜>" in prompt
         tokens = r.usage.prompt_tokens + r.usage.completion_tokens
         messages.append(m)
     assert not messages[-1].tool_calls
