@@ -133,18 +133,26 @@ static void plan_scratch(struct td_engine *e, struct td_bump *b) {
         plan_arrays(e, b, &e->at);
 }
 
+/* Everything that will be taken, counted. */
+static td_status plan_memory(struct td_engine *e, struct td_error *err) {
+    struct td_bump host = {0}, scratch = {0};
+    TD_TRY(init_layout(e, err));
+    TD_TRY(td_packed_plan(e->model, &e->f.device, &e->packed, err));
+    e->f.model = e->packed;
+    plan_host(e, &host);
+    e->host_bytes = host.used;
+    plan_scratch(e, &scratch);
+    e->scratch_bytes = scratch.used;
+    return td_kv_staging_plan(&e->staging, &e->f.device, &e->layout, e->model->fingerprint, err);
+}
+
 static td_status take_memory(struct td_engine *e, struct td_error *err) {
     struct td_device *d = &e->f.device;
-    struct td_bump bump = {0};
+    struct td_bump bump;
     void *own;
-    plan_host(e, &bump);
-    e->host_bytes = bump.used;
     TD_TRY(d->backend->take_host(d, e->host_bytes, "step arrays", &e->host, err));
     bump = (struct td_bump){e->host, 0};
     plan_host(e, &bump);
-    bump = (struct td_bump){0};
-    plan_scratch(e, &bump);
-    e->scratch_bytes = bump.used;
     TD_TRY(d->backend->take(d, e->scratch_bytes, "scratch", &e->scratch, err));
     bump = (struct td_bump){e->scratch, 0};
     plan_scratch(e, &bump);
@@ -156,8 +164,7 @@ static td_status take_memory(struct td_engine *e, struct td_error *err) {
         TD_TRY(d->backend->take(d, e->layout.slot_bytes * e->o.slots, "slots", &own, err));
         e->slots = e->own_slots = own;
     }
-    TD_TRY(td_kv_staging_init(&e->staging, d, &e->layout, e->model->fingerprint, e->pool, e->slots,
-                              err));
+    TD_TRY(td_kv_staging_take(&e->staging, e->pool, e->slots, err));
     d->sealed = true;
     return TD_OK;
 }
@@ -206,13 +213,11 @@ static td_status open_device(struct td_engine *e, struct td_error *err) {
     return b->host ? td_threads_create(e->o.threads, &e->threads, err) : TD_OK;
 }
 
-td_status td_engine_create(const struct td_model *model, const struct td_engine_options *o,
-                           struct td_engine **ret, struct td_error *err) {
+static td_status new_engine(const struct td_model *model, const struct td_engine_options *o,
+                            struct td_engine **ret, struct td_error *err) {
     TD_TRY(check_options(&model->config, o, err));
-    if (o->nvfp4_activations) TD_TRY(td_model_nvfp4_inputs(model, err));
     struct td_engine *e = calloc(1, sizeof *e);
     if (!e) return td_fail(err, TD_NO_MEMORY, "no memory for an engine");
-    td_status st;
     e->model = model;
     e->o = *o;
     e->pool = o->pool_memory;
@@ -223,16 +228,41 @@ td_status td_engine_create(const struct td_model *model, const struct td_engine_
     e->f.nvfp4 = o->nvfp4_activations;
     e->f.sim4 = o->index_sim4;
     e->f.score_bf16 = o->score_bf16;
-    TD_TRY_GOTO(init_layout(e, err), destroy);
+    *ret = e;
+    return TD_OK;
+}
+
+td_status td_engine_create(const struct td_model *model, const struct td_engine_options *o,
+                           struct td_engine **ret, struct td_error *err) {
+    struct td_engine *e = NULL;
+    td_status st;
+    if (o->nvfp4_activations) TD_TRY(td_model_nvfp4_inputs(model, err));
+    TD_TRY(new_engine(model, o, &e, err));
     TD_TRY_GOTO(open_device(e, err), destroy);
-    TD_TRY_GOTO(td_packed_create(model, &e->f.device, &e->packed, err), destroy);
-    e->f.model = e->packed;
+    TD_TRY_GOTO(plan_memory(e, err), destroy);
+    TD_TRY_GOTO(td_packed_fill(e->packed, err), destroy);
     TD_TRY_GOTO(take_memory(e, err), destroy);
     name_numerics(e);
     *ret = e;
     return TD_OK;
 destroy:
     td_engine_destroy(e);
+    return st;
+}
+
+td_status td_engine_plan(const struct td_model *model, const struct td_engine_options *o,
+                         struct td_kv_layout *ret_layout, struct td_engine_memory *ret,
+                         struct td_error *err) {
+    struct td_engine *e = NULL;
+    TD_TRY(new_engine(model, o, &e, err));
+    e->f.device.backend = o->backend ? o->backend : &td_backend_cpu;
+    td_status st = plan_memory(e, err);
+    if (st == TD_OK) {
+        td_engine_memory(e, ret);
+        *ret_layout = e->layout;
+    }
+    td_packed_destroy(e->packed);
+    free(e);
     return st;
 }
 

@@ -18,6 +18,7 @@
 
 struct td_backend;
 struct td_engine;
+struct td_engine_memory;
 struct td_ops;
 
 struct td_engine_options {
@@ -53,6 +54,12 @@ TD_MUST_USE td_status td_engine_create(const struct td_model *model,
                                        const struct td_engine_options *o, struct td_engine **ret,
                                        struct td_error *err);
 void td_engine_destroy(struct td_engine *e);
+/* The bytes that td_engine_create would take, by the code that takes them: nothing is opened, taken
+ * or read, so `model` may be an outline and the device absent (td_packed_plan). */
+TD_MUST_USE td_status td_engine_plan(const struct td_model *model,
+                                     const struct td_engine_options *o,
+                                     struct td_kv_layout *ret_layout, struct td_engine_memory *ret,
+                                     struct td_error *err);
 
 const struct td_kv_layout *td_engine_layout(const struct td_engine *e);
 /* In the device's memory. */

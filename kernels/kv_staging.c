@@ -3,15 +3,23 @@
 
 #include <string.h>
 
-td_status td_kv_staging_init(struct td_kv_staging *s, struct td_device *d,
-                             const struct td_kv_layout *kv, uint64_t model_fingerprint, void *pool,
-                             void *slots, struct td_error *err) {
-    *s = (struct td_kv_staging){.device = d, .kv = kv, .pool = pool, .slots = slots};
+td_status td_kv_staging_plan(struct td_kv_staging *s, struct td_device *d,
+                             const struct td_kv_layout *kv, uint64_t model_fingerprint,
+                             struct td_error *err) {
+    *s = (struct td_kv_staging){.device = d, .kv = kv};
     if (d->backend->host) return TD_OK;
-    TD_TRY(td_kv_layout_init(&s->one, kv->layers, kv->ratio, kv->row_dtype, kv->key_dtype, 1,
-                             model_fingerprint, err));
-    TD_TRY(d->backend->take_host(d, s->one.pool_bytes, "KV page", &s->page, err));
-    return d->backend->take_host(d, s->one.slot_bytes, "KV slot", &s->slot, err);
+    return td_kv_layout_init(&s->one, kv->layers, kv->ratio, kv->row_dtype, kv->key_dtype, 1,
+                             model_fingerprint, err);
+}
+
+td_status td_kv_staging_take(struct td_kv_staging *s, void *pool, void *slots,
+                             struct td_error *err) {
+    const struct td_backend *b = s->device->backend;
+    s->pool = pool;
+    s->slots = slots;
+    if (b->host) return TD_OK;
+    TD_TRY(b->take_host(s->device, s->one.pool_bytes, "KV page", &s->page, err));
+    return b->take_host(s->device, s->one.slot_bytes, "KV slot", &s->slot, err);
 }
 
 void td_kv_staging_finish(struct td_kv_staging *s) {

@@ -21,12 +21,14 @@ struct td_kv_view {
     uint32_t page;
 };
 
-/* `d`, `kv`, `pool` and `slots` must outlive it. */
-TD_MUST_USE td_status td_kv_staging_init(struct td_kv_staging *s, struct td_device *d,
+/* Sizes alone; then the memory. `d`, `kv`, `pool` and `slots` must outlive it. */
+TD_MUST_USE td_status td_kv_staging_plan(struct td_kv_staging *s, struct td_device *d,
                                          const struct td_kv_layout *kv, uint64_t model_fingerprint,
-                                         void *pool, void *slots, struct td_error *err);
+                                         struct td_error *err);
+TD_MUST_USE td_status td_kv_staging_take(struct td_kv_staging *s, void *pool, void *slots,
+                                         struct td_error *err);
 void td_kv_staging_finish(struct td_kv_staging *s);
-/* Host memory taken. */
+/* Host memory planned. */
 size_t td_kv_staging_bytes(const struct td_kv_staging *s);
 
 /* View of a page and back: fetch before packing (`fetch` false: the view only, to write it whole),

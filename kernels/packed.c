@@ -35,7 +35,9 @@ static bool exact_part(struct packer *p, const struct td_weight *w, uint32_t row
         p->room = room;
     }
     bool exact = true;
-    for (uint32_t o = 0; exact && w->format != TD_W_BF16 && o < rows; o++) {
+    /* Without bytes what is sure by the format alone: powers of two scale FP8 and FP4. */
+    if (!w->data) exact = w->format != TD_W_F32 && w->format != TD_W_NVFP4;
+    for (uint32_t o = 0; exact && w->data && w->format != TD_W_BF16 && o < rows; o++) {
         td_weight_row(w, row + o, p->row);
         exact = td_matrix_exact(p->row + col, cols);
     }
@@ -70,7 +72,8 @@ static struct td_weight store(struct packer *p, const struct td_weight *w) {
     struct td_weight to = *w;
     if (p->device->backend->host || w->format == TD_W_NONE) return to;
     to.data = put(p, w->data, td_weight_data_bytes(w));
-    to.scale = w->scale ? put(p, w->scale, td_weight_scale_bytes(w)) : NULL;
+    size_t scales = td_weight_scale_bytes(w);
+    to.scale = scales ? put(p, w->scale, scales) : NULL;
     return to;
 }
 
@@ -225,49 +228,54 @@ static uint32_t widest_row(const struct td_model_config *c) {
     return widest > TD_KV_CSA_STATE_DIM ? widest : TD_KV_CSA_STATE_DIM;
 }
 
-td_status td_packed_create(const struct td_model *model, struct td_device *d,
-                           struct td_packed_model **ret, struct td_error *err) {
+td_status td_packed_plan(const struct td_model *model, struct td_device *d,
+                         struct td_packed_model **ret, struct td_error *err) {
     const struct td_model_config *c = &model->config;
     struct packer p = {.device = d, .row = malloc(widest_row(c) * sizeof(float))};
     struct td_packed_model *m = calloc(1, sizeof *m);
-    td_status st = TD_OK;
+    if (m) m->device = d;
     if (m) m->layer = calloc(c->layers, sizeof *m->layer);
-    if (!p.row || !m || !m->layer) {
-        st = td_fail(err, TD_NO_MEMORY, "no memory to pack a model of %u layers", c->layers);
-        goto free_row;
+    bool ok = p.row && m && m->layer;
+    if (ok) {
+        m->model = model;
+        pack_model(&p, m);
+        m->bytes = p.bump.used;
+        m->array_bytes = p.arrays.used;
+        m->bf16 = p.bf16;
     }
-    m->model = model;
-    m->device = d;
-    pack_model(&p, m);
-    if (p.failed) {
-        st = td_fail(err, TD_NO_MEMORY, "no memory to pack a model of %u layers", c->layers);
-        goto free_row;
-    }
-    m->bytes = p.bump.used;
-    TD_TRY_GOTO(d->backend->take(d, m->bytes, "weights", &m->memory, err), free_row);
-    m->arrays = aligned_alloc(64, p.arrays.used);
-    if (!m->arrays) {
-        st = td_fail(err, TD_NO_MEMORY, "no memory for a table of %zu bytes", p.arrays.used);
-        goto free_row;
-    }
-    p.bump = (struct td_bump){m->memory, 0};
-    p.arrays = (struct td_bump){m->arrays, 0};
-    p.matrices = 0;
-    pack_model(&p, m);
-    TD_TRY_GOTO(d->backend->wait(d, TD_LANE_STEP, err), free_row);
-    *ret = m;
-    m = NULL;
-free_row:
     free(p.row);
-    free(p.bf16);
-    td_packed_destroy(m);
+    if (!ok || p.failed) {
+        td_packed_destroy(m);
+        return td_fail(err, TD_NO_MEMORY, "no memory to pack a model of %u layers", c->layers);
+    }
+    *ret = m;
+    return TD_OK;
+}
+
+td_status td_packed_fill(struct td_packed_model *m, struct td_error *err) {
+    struct td_device *d = m->device;
+    struct packer p = {.device = d, .bf16 = m->bf16};
+    TD_TRY(d->backend->take(d, m->bytes, "weights", &m->memory, err));
+    m->arrays = aligned_alloc(64, m->array_bytes);
+    p.row = malloc(widest_row(&m->model->config) * sizeof(float));
+    td_status st;
+    if (m->arrays && p.row) {
+        p.bump = (struct td_bump){m->memory, 0};
+        p.arrays = (struct td_bump){m->arrays, 0};
+        pack_model(&p, m);
+        st = d->backend->wait(d, TD_LANE_STEP, err);
+    } else {
+        st = td_fail(err, TD_NO_MEMORY, "no memory for a table of %zu bytes", m->array_bytes);
+    }
+    free(p.row);
     return st;
 }
 
 void td_packed_destroy(struct td_packed_model *p) {
     if (!p) return;
-    p->device->backend->give(p->device, p->memory, p->bytes);
+    if (p->memory) p->device->backend->give(p->device, p->memory, p->bytes);
     free(p->arrays);
+    free(p->bf16);
     free(p->layer);
     free(p);
 }

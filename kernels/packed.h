@@ -51,13 +51,18 @@ struct td_packed_model {
     const float *norm;     /* [hidden] */
     struct td_matrix head; /* [vocab, hidden] */
     const float *freq[2];  /* [32] of SWA layers, of compressing layers */
-    void *memory, *arrays; /* the device's; the host's */
-    size_t bytes;          /* of `memory` */
+    void *memory, *arrays;     /* the device's; the host's */
+    size_t bytes, array_bytes; /* of them */
+    uint8_t *bf16;             /* the plan's: which matrices are held so, in the order of packing */
 };
 
-/* `model` and `d` must outlive the result. */
-TD_MUST_USE td_status td_packed_create(const struct td_model *model, struct td_device *d,
-                                       struct td_packed_model **ret, struct td_error *err);
+/* Shapes and `bytes`, nothing taken. Of `d` only the backend is looked at. `model` and `d` must
+ * outlive the result. A model without bytes (td_model_outline) counts as much as a real one, or more
+ * where the CPU's layout depends on values. */
+TD_MUST_USE td_status td_packed_plan(const struct td_model *model, struct td_device *d,
+                                     struct td_packed_model **ret, struct td_error *err);
+/* Takes the memory and packs; once. */
+TD_MUST_USE td_status td_packed_fill(struct td_packed_model *p, struct td_error *err);
 void td_packed_destroy(struct td_packed_model *p);
 
 #endif

@@ -24,6 +24,9 @@ struct td_selections {
 TD_MUST_USE td_status td_selections_init(struct td_selections *s, const struct td_kv_layout *l,
                                          uint32_t topk, uint32_t runs, uint32_t samples,
                                          struct td_error *err);
+/* What td_selections_init takes. */
+size_t td_selections_bytes(const struct td_kv_layout *l, uint32_t topk, uint32_t runs,
+                           uint32_t samples);
 void td_selections_finish(struct td_selections *s);
 
 /* Where the next step's engine call puts what was selected. */

@@ -5,10 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/kv/wire.h"
 #include "kernels/sample.h"
-
-enum { MEMORY_PAGE = 4096 };
+#include "kernels/worker_plan.h"
 
 static void name_model(struct td_worker_engine *w, const struct td_config *c) {
     const char *name = c->model_name;
@@ -122,36 +120,13 @@ td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run 
 
 void td_worker_engine_memory_text(const struct td_worker_engine *w, size_t slabs, char *buf,
                                   size_t cap) {
-    struct td_engine_memory m;
-    td_engine_memory(w->engine, &m);
-    size_t sampling = td_sample_workspace(w->model->config.vocab);
-    const struct {
-        const char *what;
-        size_t bytes;
-    } row[] = {
-        {"weights", m.weights},
-        {"KV pool", m.pool},
-        {"slots", m.slots},
-        {"index workspace", m.index_workspace},
-        {"scratch", m.scratch},
-        {"sampling", sampling},
-        {"selections", w->selections.bytes},
-        {"slabs", slabs},
-        {"total", m.weights + m.pool + m.slots + m.index_workspace + m.scratch + sampling +
-                      w->selections.bytes + slabs},
+    struct td_worker_plan p = {
+        .options = w->options,
+        .layout = *w->layout,
+        .sampling = td_sample_workspace(w->model->config.vocab),
+        .selections = w->selections.bytes,
+        .slabs = slabs,
     };
-    size_t used = 0;
-    buf[0] = 0;
-    for (size_t i = 0; i < sizeof row / sizeof row[0] && used < cap; i++) {
-        int n = snprintf(buf + used, cap - used, "%-16s %14zu bytes\n", row[i].what, row[i].bytes);
-        used += n > 0 ? (size_t)n : 0;
-    }
-}
-
-uint64_t td_worker_slab_bytes(const struct td_worker_engine *w, uint64_t wanted) {
-    uint64_t need = wanted, page = td_kv_page_block_bytes_max(w->layout),
-             slot = td_kv_slot_block_bytes_max(w->layout);
-    if (need < page) need = page;
-    if (need < slot) need = slot;
-    return (need + MEMORY_PAGE - 1) & ~(uint64_t)(MEMORY_PAGE - 1);
+    td_engine_memory(w->engine, &p.engine);
+    td_worker_plan_text(&p, buf, cap);
 }

@@ -52,7 +52,4 @@ TD_MUST_USE td_status td_worker_engine_step(struct td_worker_engine *w, const st
 void td_worker_engine_memory_text(const struct td_worker_engine *w, size_t slabs, char *buf,
                                   size_t cap);
 
-/* Bytes of a slab: `wanted`, or more where the largest wire block needs it; whole memory pages. */
-uint64_t td_worker_slab_bytes(const struct td_worker_engine *w, uint64_t wanted);
-
 #endif

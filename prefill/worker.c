@@ -9,6 +9,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/progress.h"
+#include "kernels/worker_plan.h"
 #include "prefill/worker_parts.h"
 
 enum {
@@ -166,7 +167,7 @@ static bool is_idle(void *user) {
 
 static td_status take_slabs(struct td_prefill_worker *w, struct td_error *err) {
     uint32_t n = (uint32_t)w->config.send_slabs;
-    w->slab_bytes = td_worker_slab_bytes(&w->engine, w->config.slab_bytes);
+    w->slab_bytes = td_worker_slab_bytes(w->engine.layout, w->config.slab_bytes);
     w->config.slab_bytes = w->slab_bytes;
     w->headers_max = (uint32_t)(w->slab_bytes / sizeof(struct td_kv_block_header));
     w->headers = calloc(w->headers_max, sizeof *w->headers);

@@ -32,6 +32,7 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("max_context", max_context, U, 0, 0, 1048576, "tokens per sequence; 0: the checkpoint's limit") \
     X("max_running", max_running, U, 16, 1, 1024, "sequences with a slot")                         \
     X("pool_pages", pool_pages, U, 0, 0, 1u << 24, "pages of 256 tokens; 0: two full contexts' worth") \
+    X("mem_fraction", mem_fraction, U, 90, 1, 100, "percent of a GPU's memory that is planned with") \
     X("reserve_tokens", reserve_tokens, U, 4096, 1, 1048576, "output tokens decode reserves pages for at admission") \
     X("chunk_tokens", chunk_tokens, U, 512, 1, 16384, "most tokens in one engine step")            \
     X("device", device, S, "cpu", 0, 0, "where a worker computes: cpu, or cuda:N")                  \

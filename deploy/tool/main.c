@@ -16,6 +16,7 @@ static const struct {
     {"drain", td_cmd_drain, "give a worker no new work and wait until it has none"},
     {"resume", td_cmd_resume, "give it work again"},
     {"logs", td_cmd_logs, "show the log of one role or of all"},
+    {"plan", td_cmd_plan, "what workers take in memory and how much they hold, from config.json"},
     {"needle", td_cmd_needle, "does the cluster find facts hidden in long prompts?"},
     {"index-diff", td_cmd_index_diff, "which entries the indexer chooses, by type of stored key"},
     {"golden", td_cmd_golden, "run recorded results through the engine and compare"},

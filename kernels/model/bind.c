@@ -8,6 +8,24 @@
 
 enum { FP8_BLOCK = 128, FP4_GROUP = 32, NVFP4_GROUP = 16, FULL_NAME = 192 };
 
+/* ---- without files ---- */
+
+static td_status outlined(struct td_binder *b, enum td_weight_format format, uint32_t rows,
+                          uint32_t cols, struct td_weight *ret) {
+    *ret = (struct td_weight){.format = format, .rows = rows, .cols = cols};
+    b->bytes += td_weight_data_bytes(ret) + td_weight_scale_bytes(ret);
+    if (format == TD_W_NVFP4) b->bytes += 2 * sizeof(float); /* the factor, the input scale */
+    return TD_OK;
+}
+
+static enum td_weight_format outlined_linear(const struct td_binder *b, const char *name) {
+    if (b->kind == TD_OUTLINE_BF16) return TD_W_BF16;
+    if (strncmp(name, "ffn.experts.", strlen("ffn.experts.")) != 0) return TD_W_FP8_BLOCK;
+    return b->kind == TD_OUTLINE_FP4 ? TD_W_FP4 : TD_W_NVFP4;
+}
+
+/* ---- in files ---- */
+
 static void full_name(const struct td_binder *b, const char *name, const char *suffix,
                       char ret[FULL_NAME]) {
     snprintf(ret, FULL_NAME, "%s%s%s", b->prefix, name, suffix);
@@ -27,7 +45,7 @@ static bool has(const struct td_binder *b, const char *name, const char *suffix)
 }
 
 bool td_bind_has(const struct td_binder *b, const char *name) {
-    return has(b, name, "");
+    return b->files && has(b, name, "");
 }
 
 /* Finds a tensor that must exist and counts it as used. */
@@ -174,6 +192,8 @@ static td_status bind_unquantised(struct td_binder *b, const struct td_tensor *t
 td_status td_bind_linear(struct td_binder *b, const char *name, uint32_t rows, uint32_t cols,
                          struct td_weight *ret) {
     struct td_tensor *t;
+    b->quantised |= !b->files && b->kind != TD_OUTLINE_BF16;
+    if (!b->files) return outlined(b, outlined_linear(b, name), rows, cols, ret);
     TD_TRY(take(b, name, ".weight", &t));
     struct td_weight w = {.rows = rows, .cols = cols, .data = t->data};
     if (t->dtype == TD_DTYPE_BF16 || t->dtype == TD_DTYPE_F32)
@@ -213,6 +233,7 @@ td_status td_bind_stack(struct td_binder *b, const char *name, uint32_t n, uint3
 td_status td_bind_plain(struct td_binder *b, const char *name, uint32_t rows, uint32_t cols,
                         struct td_weight *ret) {
     struct td_tensor *t;
+    if (!b->files) return outlined(b, TD_W_BF16, rows, cols, ret);
     TD_TRY(take(b, name, "", &t));
     if (t->dtype != TD_DTYPE_BF16 && t->dtype != TD_DTYPE_F32)
         return wrong(b, t, "BF16 or F32", t->dtype_name);
@@ -225,6 +246,7 @@ td_status td_bind_plain(struct td_binder *b, const char *name, uint32_t rows, ui
 td_status td_bind_f32(struct td_binder *b, const char *name, uint32_t rows, uint32_t cols,
                       struct td_weight *ret) {
     struct td_tensor *t;
+    if (!b->files) return outlined(b, TD_W_F32, rows, cols, ret);
     TD_TRY(take(b, name, "", &t));
     TD_TRY(check_dtype(b, t, TD_DTYPE_F32, "F32"));
     struct td_weight w = {.rows = rows, .cols = cols};
@@ -235,8 +257,14 @@ td_status td_bind_f32(struct td_binder *b, const char *name, uint32_t rows, uint
 
 td_status td_bind_ids(struct td_binder *b, const char *name, uint32_t rows, uint32_t cols,
                       uint32_t limit, const int64_t **ret) {
+    static const int64_t none = 0; /* says that the layer has ids; nobody reads it */
     struct td_tensor *t;
     const void *data;
+    if (!b->files) {
+        b->bytes += (size_t)rows * cols * sizeof **ret;
+        *ret = &none;
+        return TD_OK;
+    }
     TD_TRY(take(b, name, "", &t));
     TD_TRY(check_dtype(b, t, TD_DTYPE_I64, "I64"));
     TD_TRY(check_shape(b, t, rows, cols, false));

@@ -4,10 +4,13 @@
 #define TD_KERNELS_MODEL_BIND_H
 
 #include "kernels/model/checkpoint.h"
-#include "kernels/model/weight.h"
+#include "kernels/model/model.h"
 
 struct td_binder {
+    /* NULL: no tensor is looked for; every one gets the format that `kind` says, shape as asked,
+     * and no bytes (td_model_outline). */
     struct td_model_files *files;
+    enum td_outline kind;
     char prefix[64]; /* "layers.3." in front of every name below */
     size_t bytes;    /* of all tensors taken */
     bool quantised;  /* some matrix was F8_E4M3, I8 or U8 */

@@ -98,7 +98,7 @@ static td_status bind_ffn(struct td_binder *b, const struct td_model_config *c, 
         TD_TRY(td_bind_f32(b, "ffn.gate.bias", 1, c->experts, &w->gate_bias));
     TD_TRY(bind_expert(b, "ffn.shared_experts", c, &w->shared));
     w->experts = calloc(c->experts, sizeof *w->experts);
-    if (!w->experts) return td_fail(b->err, TD_NO_MEMORY, "%.250s: no memory", b->files->source);
+    if (!w->experts) return td_fail(b->err, TD_NO_MEMORY, "no memory for %u experts", c->experts);
     if (td_bind_has(b, "ffn.experts.gate_up_proj")) return bind_stacked_experts(b, c, w->experts);
     for (uint32_t e = 0; e < c->experts; e++) {
         snprintf(base, sizeof base, "ffn.experts.%u", e);
@@ -110,7 +110,7 @@ static td_status bind_ffn(struct td_binder *b, const struct td_model_config *c, 
 static td_status bind_model(struct td_binder *b, struct td_model *m) {
     const struct td_model_config *c = &m->config;
     m->layer = calloc(c->layers, sizeof *m->layer);
-    if (!m->layer) return td_fail(b->err, TD_NO_MEMORY, "%.250s: no memory", b->files->source);
+    if (!m->layer) return td_fail(b->err, TD_NO_MEMORY, "no memory for %u layers", c->layers);
     TD_TRY(td_bind_plain(b, "embed.weight", c->vocab, c->hidden, &m->embed));
     TD_TRY(td_bind_plain(b, "head.weight", c->vocab, c->hidden, &m->head));
     TD_TRY(td_bind_plain(b, "norm.weight", 1, c->hidden, &m->norm));
@@ -126,6 +126,7 @@ static td_status bind_model(struct td_binder *b, struct td_model *m) {
         TD_TRY(bind_attention(b, c, c->kind[l], w));
         TD_TRY(bind_ffn(b, c, l < c->hash_layers, w));
     }
+    if (!b->files) return TD_OK;
     const struct td_tensor *extra = td_files_unused(b->files, c->layers, c->draft_layers);
     char shown[104];
     if (extra)
@@ -208,6 +209,63 @@ td_status td_model_parse(const char *name, const struct td_model_config *config,
     m->config = *config;
     TD_TRY_GOTO(td_files_parse(m->files, name, data, size, err), close_model);
     TD_TRY_GOTO(model_from_files(m, err), close_model);
+    *ret = m;
+    return TD_OK;
+close_model:
+    td_model_close(m);
+    return st;
+}
+
+/* ---- without files ---- */
+
+static td_status divides(uint32_t v, uint32_t ranks, const char *what, struct td_error *err) {
+    if (ranks > 0 && v % ranks == 0) return TD_OK;
+    return td_fail(err, TD_CONFIG, "%u GPUs: expected a divisor of the model's %u %s", ranks, v,
+                   what);
+}
+
+/* What every rank holds whole though it was asked for by a share's numbers. */
+static void keep_whole(struct td_model *m, uint32_t ranks, struct td_binder *b) {
+    struct td_model_config *c = &m->config;
+    for (uint32_t l = 0; l < c->layers; l++) {
+        struct td_layer_weights *w = &m->layer[l];
+        b->bytes += (ranks - 1) * td_weight_data_bytes(&w->gate);
+        w->gate.rows *= ranks;
+        if (w->tid2eid) {
+            b->bytes += (size_t)(ranks - 1) * c->vocab * c->experts_per_token * sizeof *w->tid2eid;
+        } else {
+            b->bytes += (ranks - 1) * td_weight_data_bytes(&w->gate_bias);
+            w->gate_bias.cols *= ranks;
+        }
+    }
+    c->vocab *= ranks; /* ids are of all, logits are gathered */
+}
+
+td_status td_model_outline(const struct td_model_config *config, enum td_outline kind,
+                           uint32_t ranks, struct td_model **ret, struct td_error *err) {
+    struct td_model *m = calloc(1, sizeof *m);
+    if (!m) return td_fail(err, TD_NO_MEMORY, "no memory for the outline of a model");
+    struct td_binder b = {.kind = kind, .err = err};
+    struct td_model_config *c = &m->config;
+    const struct {
+        uint32_t *v;
+        const char *what;
+    } cut[] = {{&c->heads, "heads"},
+               {&c->o_groups, "output groups"},
+               {&c->index_heads, "index heads"},
+               {&c->experts, "experts"},
+               {&c->vocab, "tokens of its vocabulary"}};
+    td_status st;
+    m->config = *config;
+    for (size_t i = 0; i < sizeof cut / sizeof cut[0]; i++) {
+        TD_TRY_GOTO(divides(*cut[i].v, ranks, cut[i].what, err), close_model);
+        *cut[i].v /= ranks;
+    }
+    TD_TRY_GOTO(bind_model(&b, m), close_model);
+    keep_whole(m, ranks, &b);
+    m->config.quantised = b.quantised;
+    m->bytes = b.bytes;
+    m->fingerprint = hash_config(c, TD_HASH_START);
     *ret = m;
     return TD_OK;
 close_model:

@@ -91,6 +91,19 @@ TD_MUST_USE td_status td_model_parse(const char *name, const struct td_model_con
 /* UNSUPPORTED with a sentence naming the tensor unless every routed expert is NVFP4 with an
  * input_scale for each of its linears, w1 and w3 sharing theirs. */
 TD_MUST_USE td_status td_model_nvfp4_inputs(const struct td_model *m, struct td_error *err);
+/* What a checkpoint of `config` holds when nothing but config.json is there: format and shape of
+ * every weight, `data` NULL; `bytes` is what its tensors take, drafts aside. Not to compute with.
+ * With `ranks` > 1 one rank's share: heads, output groups, index heads, experts and the rows of
+ * embedding and head are divided (each must be divisible), all else is whole on every rank; the
+ * configuration has the share's numbers, but the whole vocabulary. */
+enum td_outline {
+    TD_OUTLINE_BF16,  /* every matrix bf16 */
+    TD_OUTLINE_FP4,   /* the official release: linears FP8, routed experts FP4 */
+    TD_OUTLINE_NVFP4, /* the same with NVFP4 experts */
+};
+TD_MUST_USE td_status td_model_outline(const struct td_model_config *config, enum td_outline kind,
+                                       uint32_t ranks, struct td_model **ret,
+                                       struct td_error *err);
 /* NULL and half-built models are fine. */
 void td_model_close(struct td_model *m);
 

@@ -1,7 +1,8 @@
-/* What checksums cost in a handoff: the bytes of one prompt packed from a cold pool into a send slab,
- * put into a landing slab (a memcpy: over shared memory a put is one), verified and unpacked into
- * another cold pool, with checksums and without, in turns in one run. Without means that the linker
- * put a function in place of td_checksum that adds nothing; everything else is the code that serves.
+/* What checksums cost in a handoff: the bytes of one prompt packed from a cold pool into a send
+ * slab, put into a landing slab (a memcpy: over shared memory a put is one), verified and unpacked
+ * into another cold pool, with checksums and without, in turns in one run. Without means that the
+ * linker put a function in place of td_checksum that adds nothing; everything else is the code that
+ * serves.
  *
  * usage: bench_handoff [TOKENS [ROUNDS]]     (4509, 40)
  * Two layouts: the bundled model's (6 layers, bf16 rows) and DeepSeek-V4-Flash's (43 layers, FP8
@@ -134,7 +135,8 @@ static void run(const char *what, uint32_t layers, const uint8_t *ratio, enum td
     static struct bench b;
     struct td_error err;
     b = (struct bench){.tokens = tokens};
-    need(td_kv_layout_init(&b.l, layers, ratio, row, TD_KV_KEY_BF16, 1, 1, &err) == TD_OK, "layout");
+    need(td_kv_layout_init(&b.l, layers, ratio, row, TD_KV_KEY_BF16, 1, 1, &err) == TD_OK,
+         "layout");
     uint32_t pages = (uint32_t)(POOL_BYTES / b.l.pool_bytes);
     need(td_kv_layout_init(&b.l, layers, ratio, row, TD_KV_KEY_BF16, pages, 1, &err) == TD_OK,
          "layout");
@@ -158,7 +160,8 @@ static void run(const char *what, uint32_t layers, const uint8_t *ratio, enum td
     printf("%s: %u tokens, %.2f MB, medians of %d rounds\n", what, tokens, bytes / 1e6, rounds);
     for (int p = 0; p <= PARTS; p++) {
         double off = median(b.spent[0][p], rounds), on = median(b.spent[1][p], rounds);
-        printf("  %-16s %8.3f ms with checksums, %8.3f ms without, %5.2f GB/s; checksums are %4.1f %%\n",
+        printf("  %-16s %8.3f ms with checksums, %8.3f ms without, %5.2f GB/s; checksums are %4.1f "
+               "%%\n",
                part[p], on / 1e6, off / 1e6, bytes / on, 100 * (on - off) / on);
     }
     for (int i = 0; i < 2; i++) {

@@ -1,0 +1,224 @@
+/* See worker_plan.h. */
+#include "kernels/worker_plan.h"
+
+#include <stdio.h>
+
+#include "kernels/device.h"
+#include "kernels/sample.h"
+#include "kernels/selections.h"
+
+enum { MEMORY_PAGE = 4096, MB = 1 << 20 };
+
+/* What a CUDA process holds beside what we take. Assumed, and on the safe side of what is known of
+ * CUDA 12 and NCCL 2 on Hopper, until a device is measured. */
+enum {
+    CONTEXT_MB = 600,     /* context, loaded kernels */
+    GRAPHS_MB = 256,      /* one graph per batch size, some thousand nodes each */
+    LIBRARIES_MB = 64,    /* cuBLASLt's workspace */
+    COLLECTIVES_MB = 512, /* NCCL's channels, where ranks share the weights */
+};
+
+#ifdef TD_HAVE_CUDA
+const struct td_backend *td_worker_plan_cuda(void) {
+    return &td_backend_cuda;
+}
+#else
+/* At most: a score and an entry for each of a row's top-k. */
+static size_t index_workspace(uint32_t heads, uint32_t topk, uint32_t rows) {
+    (void)heads;
+    return (size_t)rows * topk * (sizeof(float) + sizeof(int32_t));
+}
+
+const struct td_backend *td_worker_plan_cuda(void) {
+    static const struct td_backend sizes = {.name = "cuda", .index_workspace = index_workspace};
+    return &sizes;
+}
+#endif
+
+uint64_t td_worker_slab_bytes(const struct td_kv_layout *l, uint64_t wanted) {
+    uint64_t need = wanted, page = td_kv_page_block_bytes_max(l),
+             slot = td_kv_slot_block_bytes_max(l);
+    if (need < page) need = page;
+    if (need < slot) need = slot;
+    return (need + MEMORY_PAGE - 1) & ~(uint64_t)(MEMORY_PAGE - 1);
+}
+
+/* ---- lines ---- */
+
+bool td_worker_plan_row(const struct td_worker_plan *p, uint32_t i, struct td_plan_row *ret) {
+    const struct td_kv_layout *l = &p->layout;
+    size_t n = p->options.slots;
+    const struct td_plan_row row[] = {
+        {"weights", p->engine.weights, false},
+        {"pool: CSA entries", l->index_offset - l->csa_offset, false},
+        {"pool: indexer keys", l->hca_offset - l->index_offset, false},
+        {"pool: HCA entries", l->pool_bytes - l->hca_offset, false},
+        {"slots: windows", (l->slot_csa - l->slot_window) * n, false},
+        {"slots: CSA state", (l->slot_index - l->slot_csa) * n, false},
+        {"slots: indexer state", (l->slot_hca - l->slot_index) * n, false},
+        {"slots: HCA state", (l->slot_bytes - l->slot_hca) * n, false},
+        {"index workspace", p->engine.index_workspace, false},
+        {"scratch", p->engine.scratch, false},
+        {"graphs (assumed)", p->graphs, false},
+        {"libraries (assumed)", p->libraries, false},
+        {"context (assumed)", p->context, false},
+        {"step arrays", p->engine.host, true},
+        {"sampling", p->sampling, true},
+        {"selections", p->selections, true},
+        {"slabs", p->slabs, true},
+    };
+    if (i >= sizeof row / sizeof row[0]) return false;
+    *ret = row[i];
+    return true;
+}
+
+size_t td_worker_plan_bytes(const struct td_worker_plan *p, bool host) {
+    struct td_plan_row row;
+    size_t sum = 0;
+    for (uint32_t i = 0; td_worker_plan_row(p, i, &row); i++)
+        if (row.host == host) sum += row.bytes;
+    return sum;
+}
+
+void td_worker_plan_text(const struct td_worker_plan *p, char *buf, size_t cap) {
+    struct td_plan_row row;
+    size_t used = 0;
+    buf[0] = 0;
+    for (uint32_t i = 0; used < cap && td_worker_plan_row(p, i, &row); i++) {
+        if (row.bytes == 0) continue;
+        int n = snprintf(buf + used, cap - used, "%-20s %14zu bytes\n", row.what, row.bytes);
+        used += n > 0 ? (size_t)n : 0;
+    }
+    if (used < cap)
+        snprintf(buf + used, cap - used, "%-20s %14zu bytes\n", "total",
+                 td_worker_plan_bytes(p, false) + td_worker_plan_bytes(p, true));
+}
+
+uint32_t td_worker_plan_sequences(const struct td_worker_plan *p, uint32_t tokens) {
+    uint32_t fit = p->options.pages / td_kv_page_blocks(tokens);
+    return fit < p->options.slots ? fit : p->options.slots;
+}
+
+/* ---- planning ---- */
+
+/* What does not change while numbers are tried. */
+struct asked {
+    const struct td_model *model;
+    const struct td_engine_options *options;
+};
+
+static td_status plan_with(const struct asked *a, uint32_t pages, uint32_t slots,
+                           struct td_worker_plan *p, struct td_error *err) {
+    struct td_engine_options *o = &p->options;
+    *o = *a->options;
+    o->pages = pages;
+    o->slots = o->max_runs = slots;
+    if (o->max_tokens < slots) o->max_tokens = slots;
+    TD_TRY(td_engine_plan(a->model, o, &p->layout, &p->engine, err));
+    uint32_t samples = slots > TD_CHOICES_MAX ? slots : TD_CHOICES_MAX;
+    p->sampling = td_sample_workspace(a->model->config.vocab);
+    p->selections = td_selections_bytes(&p->layout, o->index_topk, o->max_runs, samples);
+    return TD_OK;
+}
+
+static uint64_t budget(const struct td_worker_plan *p) {
+    return p->device.bytes / 100 * p->device.fraction;
+}
+
+static uint32_t context_pages(const struct td_worker_plan *p) {
+    return td_kv_page_blocks(p->options.max_context);
+}
+
+/* As many pages as fit beside `slots` slots; 0 when not even one does. *p is planned with them. */
+static td_status fill_pool(const struct asked *a, uint32_t slots, struct td_worker_plan *p,
+                           uint32_t *ret_pages, struct td_error *err) {
+    TD_TRY(plan_with(a, 1, slots, p, err));
+    uint64_t one = p->layout.pool_bytes, fixed = td_worker_plan_bytes(p, false) - one;
+    *ret_pages = 0;
+    if (fixed + one > budget(p)) return TD_OK;
+    uint64_t pages = (budget(p) - fixed) / one;
+    /* `one` counts the padding of each family's start: a few more may fit, and then too many. */
+    pages += pages * 192 / one + 1;
+    if (pages > TD_KV_MAX_PAGES) pages = TD_KV_MAX_PAGES;
+    do
+        TD_TRY(plan_with(a, (uint32_t)pages, slots, p, err));
+    while (td_worker_plan_bytes(p, false) > budget(p) && --pages > 0);
+    *ret_pages = (uint32_t)pages;
+    return TD_OK;
+}
+
+static double gb(uint64_t bytes) {
+    return (double)bytes / 1e9;
+}
+
+/* The most slots below those planned that leave room for `pages`; 0: none do. */
+static td_status most_slots(const struct asked *a, const struct td_worker_plan *p, uint32_t pages,
+                            uint32_t *ret, struct td_error *err) {
+    uint32_t low = 0, high = p->options.slots; /* `low` fits, `high` does not */
+    while (high - low > 1) {
+        struct td_worker_plan try = *p;
+        uint32_t mid = low + (high - low) / 2;
+        TD_TRY(plan_with(a, pages, mid, &try, err));
+        *(td_worker_plan_bytes(&try, false) <= budget(p) ? &low : &high) = mid;
+    }
+    *ret = low;
+    return TD_OK;
+}
+
+/* Which number to change. `pages` fit, fewer than one context needs. */
+static td_status refuse(const struct asked *a, const struct td_worker_plan *p, uint32_t pages,
+                        struct td_error *err) {
+    uint32_t slots, need = context_pages(p);
+    TD_TRY(most_slots(a, p, need, &slots, err));
+    char or [80] = "";
+    if (pages > 0) {
+        if (slots > 0) snprintf(or, sizeof or, ", or max_running to at most %u", slots);
+        return td_fail(
+            err, TD_NO_MEMORY,
+            "max_context: %u tokens need %u pages, %.2f GB of %.2f GB leave room for %u: "
+            "set max_context to at most %u%s",
+            p->options.max_context, need, gb(budget(p)), gb(p->device.bytes), pages,
+            pages * TD_KV_PAGE_TOKENS, or);
+    }
+    if (slots > 0)
+        return td_fail(err, TD_NO_MEMORY,
+                       "max_running: %u slots and one context of %u tokens do not fit %.2f GB of "
+                       "%.2f GB: set max_running to at most %u",
+                       p->options.slots, p->options.max_context, gb(budget(p)), gb(p->device.bytes),
+                       slots);
+    uint64_t rest = td_worker_plan_bytes(p, false) - p->engine.weights;
+    return td_fail(
+        err, TD_NO_MEMORY,
+        "weights: %.2f GB on each of %u GPU(s) and %.2f GB beside them do not fit %.2f GB "
+        "(mem_fraction %u of %.2f GB): share the weights among more GPUs%s",
+        gb(p->engine.weights), p->device.ranks, gb(rest), gb(budget(p)), p->device.fraction,
+        gb(p->device.bytes),
+        p->engine.weights < budget(p) ? ", or lower chunk_tokens or max_context" : "");
+}
+
+td_status td_worker_plan(const struct td_model *model, const struct td_engine_options *o,
+                         const struct td_plan_device *device, uint64_t slab_bytes, uint32_t slabs,
+                         struct td_worker_plan *ret, struct td_error *err) {
+    struct td_worker_plan p = {.options = *o, .device = *device};
+    const struct asked a = {model, o};
+    uint32_t pages = o->pages;
+    if (device->bytes == 0) {
+        TD_TRY(plan_with(&a, pages, o->slots, &p, err));
+    } else {
+        p.context = (size_t)CONTEXT_MB * MB;
+        p.graphs = (size_t)GRAPHS_MB * MB;
+        p.libraries = (size_t)(LIBRARIES_MB + (device->ranks > 1 ? COLLECTIVES_MB : 0)) * MB;
+        TD_TRY(fill_pool(&a, o->slots, &p, &pages, err));
+        if (pages < context_pages(&p)) return refuse(&a, &p, pages, err);
+        if (o->pages > pages)
+            return td_fail(err, TD_NO_MEMORY,
+                           "pool_pages: %u pages do not fit %.2f GB of %.2f GB: set pool_pages to "
+                           "at most %u",
+                           o->pages, gb(budget(&p)), gb(device->bytes), pages);
+        if (o->pages) TD_TRY(plan_with(&a, o->pages, o->slots, &p, err));
+    }
+    p.slab_bytes = td_worker_slab_bytes(&p.layout, slab_bytes);
+    p.slabs = p.slab_bytes * slabs;
+    *ret = p;
+    return TD_OK;
+}

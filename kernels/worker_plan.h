@@ -1,0 +1,57 @@
+/* What a worker takes in memory, known before anything is taken: the engine's bytes by the code
+ * that takes them (td_engine_plan), what the worker adds, and how many pages what is left of a
+ * device holds. `tandem plan` prints it from config.json alone, a worker prints it at start. */
+#ifndef TD_KERNELS_WORKER_PLAN_H
+#define TD_KERNELS_WORKER_PLAN_H
+
+#include "kernels/engine.h"
+
+/* A device's memory, of each of `ranks` GPUs that share the weights; zeros: the host, no limit. */
+struct td_plan_device {
+    uint64_t bytes;    /* of the card */
+    uint32_t fraction; /* percent of it that may be planned with */
+    uint32_t ranks;
+};
+
+/* A CUDA device as planning sees it; also in builds without CUDA. */
+const struct td_backend *td_worker_plan_cuda(void);
+
+struct td_worker_plan {
+    struct td_engine_options options; /* pages as planned */
+    struct td_kv_layout layout;
+    struct td_engine_memory engine;
+    size_t sampling, selections; /* of the host */
+    size_t slab_bytes, slabs;    /* one; all of the role, of the host */
+    size_t context, graphs,
+        libraries; /* of a device beside the engine: assumed, see worker_plan.c */
+    struct td_plan_device device;
+};
+
+/* Line i of the plan, without the total; false past the last. `host`: not on the device. */
+struct td_plan_row {
+    const char *what;
+    size_t bytes;
+    bool host;
+};
+bool td_worker_plan_row(const struct td_worker_plan *p, uint32_t i, struct td_plan_row *ret);
+/* Sums of the lines. */
+size_t td_worker_plan_bytes(const struct td_worker_plan *p, bool host);
+/* All lines as "what   bytes", then the total, into `buf` [cap]. */
+void td_worker_plan_text(const struct td_worker_plan *p, char *buf, size_t cap);
+
+/* Plans a worker that takes `slabs` slabs of at least `slab_bytes`. With a device and options.pages
+ * == 0 the pool gets what is left. What does not fit, or holds not even one sequence of
+ * max_context, is TD_NO_MEMORY with a sentence that says which setting to change and to what. */
+TD_MUST_USE td_status td_worker_plan(const struct td_model *model,
+                                     const struct td_engine_options *o,
+                                     const struct td_plan_device *device, uint64_t slab_bytes,
+                                     uint32_t slabs, struct td_worker_plan *ret,
+                                     struct td_error *err);
+
+/* Sequences of `tokens` each that run at once. */
+uint32_t td_worker_plan_sequences(const struct td_worker_plan *p, uint32_t tokens);
+
+/* Bytes of a slab: `wanted`, or more where the largest wire block needs it; whole memory pages. */
+uint64_t td_worker_slab_bytes(const struct td_kv_layout *l, uint64_t wanted);
+
+#endif
