@@ -36,7 +36,7 @@ static void step(struct td_worker_engine *w, const int32_t *prompt, struct td_to
                                  .ids = prompt ? prompt + i * PROMPT : &tokens[i].id,
                                  .pages = &page[i],
                                  .want_logits = true};
-        sample[i] = (struct td_worker_sample){&greedy, at + run[i].n};
+        sample[i] = (struct td_worker_sample){&greedy, at + run[i].n, i};
     }
     struct td_token next[SEQS];
     memset(next, 0, sizeof next);
