@@ -19,7 +19,6 @@ int main(int argc, char **argv) {
         td_log_init(args.name, (enum td_log_level)args.config.log_level);
         st = td_prefill_worker_run(&args, &err);
     }
-    if (st == TD_OK) return 0;
-    fprintf(stderr, "tandem-prefill: %s\n", err.text);
-    return 1;
+    if (st != TD_OK) fprintf(stderr, "tandem-prefill: %s\n", err.text);
+    return td_role_exit(st);
 }

@@ -5,10 +5,11 @@
 
 #include "common/base/config.h"
 #include "common/base/log.h"
+#include "common/base/role_args.h"
 #include "common/io/loop.h"
 #include "router/serve.h"
 
-enum { EXIT_USAGE = 2, EXIT_START = 1, DRAIN_MS = 10000 };
+enum { DRAIN_MS = 10000 };
 
 static const char usage[] =
     "usage: tandem-router [--config FILE] [--set KEY=VALUE]...\n"
@@ -76,9 +77,10 @@ static int run(uv_loop_t *loop, const struct td_config *config) {
     struct td_serve *serve = NULL;
     struct td_signals *signals = NULL;
     struct td_error err;
-    if (td_serve_create(loop, config, &serve, &err) != TD_OK) {
+    td_status st = td_serve_create(loop, config, &serve, &err);
+    if (st != TD_OK) {
         td_err("%s", err.text);
-        return EXIT_START;
+        return td_role_exit(st);
     }
     if (td_signals_create(loop, on_signal, serve, &signals) != TD_OK) {
         td_err("signals: out of memory");
@@ -91,19 +93,19 @@ static int run(uv_loop_t *loop, const struct td_config *config) {
     td_status result = td_serve_result(serve, &err);
     td_serve_destroy(serve);
     td_info("stopped");
-    return result == TD_OK ? 0 : EXIT_START;
+    return td_role_exit(result);
 }
 
 int main(int argc, char **argv) {
     static struct td_config config;
     uv_loop_t loop;
     int rc = read_options(argc, argv, &config);
-    if (rc != 0) return rc > 0 ? 0 : EXIT_USAGE;
+    if (rc != 0) return rc > 0 ? 0 : TD_ROLE_EXIT_CONFIG;
     td_log_init("router", (enum td_log_level)config.log_level);
     log_settings(&config);
     if (uv_loop_init(&loop) != 0) {
         td_err("the event loop cannot start");
-        return EXIT_START;
+        return TD_ROLE_EXIT_FAILED;
     }
     return run(&loop, &config);
 }

@@ -153,7 +153,7 @@ static bool whole(const char *line, FILE *f) {
 td_status td_config_load(struct td_config *c, const char *path, const char *role,
                          const char *instance, struct td_error *err) {
     FILE *f = fopen(path, "re");
-    if (!f) return td_fail(err, TD_IO, "configuration %s: %s", path, strerror(errno));
+    if (!f) return td_fail(err, TD_CONFIG, "configuration %s: %s", path, strerror(errno));
     char line[1024];
     bool applies = true;
     td_status st = TD_OK;
@@ -187,7 +187,7 @@ td_status td_config_load(struct td_config *c, const char *path, const char *role
         if (st != TD_OK) st = td_fail(err, st, "%s:%d: %s", path, n, inner.text);
     }
     if (st == TD_OK && ferror(f))
-        st = td_fail(err, TD_IO, "configuration %s: %s", path, strerror(errno));
+        st = td_fail(err, TD_CONFIG, "configuration %s: %s", path, strerror(errno));
     fclose(f);
     return st;
 }

@@ -42,6 +42,12 @@ td_status td_role_args_read(int argc, char **argv, const char *role, struct td_r
     return TD_OK;
 }
 
+int td_role_exit(td_status st) {
+    return st == TD_OK       ? TD_ROLE_EXIT_OK
+           : st == TD_CONFIG ? TD_ROLE_EXIT_CONFIG
+                             : TD_ROLE_EXIT_FAILED;
+}
+
 void td_role_args_help(FILE *to, const char *program, const char *about) {
     struct td_config c;
     const char *key, *help;

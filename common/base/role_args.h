@@ -13,6 +13,11 @@ struct td_role_args {
     bool help;               /* --help: nothing else was read */
 };
 
+/* What a role's process ends with. CONFIG apart, so that a service manager does not start it again
+ * with the same configuration. */
+enum { TD_ROLE_EXIT_OK = 0, TD_ROLE_EXIT_FAILED = 1, TD_ROLE_EXIT_CONFIG = 2 };
+int td_role_exit(td_status st);
+
 /* CONFIG: an unknown option, a missing value, or what the configuration says. */
 TD_MUST_USE td_status td_role_args_read(int argc, char **argv, const char *role,
                                         struct td_role_args *ret, struct td_error *err);

@@ -97,7 +97,7 @@ static td_status remove_stale(const char *path, struct td_error *err) {
     int why = errno;
     close(fd);
     if (rc == 0 || why == EAGAIN) /* EAGAIN: alive with a full backlog */
-        return td_fail(err, TD_CONFIG, "%s: another process answers there", path);
+        return td_fail(err, TD_BUSY, "%s: another process answers there", path);
     if (why != ECONNREFUSED) return td_fail(err, TD_IO, "%s: %s", path, strerror(why));
     if (unlink(path) != 0) return td_fail(err, TD_IO, "%s: %s", path, strerror(errno));
     return TD_OK;

@@ -2,6 +2,8 @@
  * its length, so nothing damaged, cut or left over from a dead process may reach it. */
 #include "common/xfer/wire.h"
 
+#include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -42,9 +44,22 @@ static uint64_t process_start(uint32_t pid) {
     return state == 'Z' || state == 'X' ? 0 : start;
 }
 
+/* Alive, and not in our /proc. */
+static bool hidden(uint32_t pid) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%u", pid);
+    return pid != 0 && access(path, F_OK) != 0 && kill((pid_t)pid, 0) == 0;
+}
+
 td_status td_xfer_origin_check(const struct td_xfer_origin *origin, const char *what,
                                struct td_error *err) {
     if (origin->pid != 0 && process_start(origin->pid) == origin->start) return TD_OK;
+    if (hidden(origin->pid))
+        return td_fail(err, TD_UNREACHABLE,
+                       "%s: process %u, which made it, lives but /proc does not show it to us: "
+                       "another user namespace (PrivateUsers=) or other capabilities, and a /proc "
+                       "that hides such processes (ProtectProc=)",
+                       what, origin->pid);
     return td_fail(err, TD_UNREACHABLE, "%s: process %u, which made it, has ended", what,
                    origin->pid);
 }

@@ -35,9 +35,13 @@ static td_status replace(const struct td_target *t, struct td_error *err) {
                                  "logs %s` shows why",
                                  t->unit, rc, t->name);
     }
+    int lock;
+    TD_TRY(td_procs_lock(&t->procs, &lock, err));
     if (td_proc_stop(&t->procs, t->index, TD_STOP_GRACE_MS))
         fprintf(stderr, "%s did not end and was killed\n", t->name);
-    return td_proc_start(&t->procs, t->index, t->config_path, err);
+    td_status st = td_proc_start(&t->procs, t->index, t->config_path, err);
+    td_procs_unlock(lock);
+    return st;
 }
 
 static td_status restart(const struct td_target *t, const struct td_target_options *o,

@@ -100,8 +100,7 @@ static td_status wait_ready(const struct td_local *l, long timeout_s, struct td_
     }
 }
 
-td_status td_local_up(struct td_local *l, long timeout_s, struct td_error *err) {
-    TD_TRY(prepare_run_dir(l->procs.run_dir, err));
+static td_status start_all(struct td_local *l, long timeout_s, struct td_error *err) {
     TD_TRY(nothing_runs(l, err));
     td_status st = TD_OK;
     for (int i = 0; st == TD_OK && i < l->procs.n; i++)
@@ -111,6 +110,15 @@ td_status td_local_up(struct td_local *l, long timeout_s, struct td_error *err) 
         int killed;
         (void)td_local_down(l, &killed);
     }
+    return st;
+}
+
+td_status td_local_up(struct td_local *l, long timeout_s, struct td_error *err) {
+    int lock;
+    TD_TRY(prepare_run_dir(l->procs.run_dir, err));
+    TD_TRY(td_procs_lock(&l->procs, &lock, err));
+    td_status st = start_all(l, timeout_s, err);
+    td_procs_unlock(lock);
     return st;
 }
 

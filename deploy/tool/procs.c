@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -92,6 +93,25 @@ static td_status program_path(const char *role, char *out, size_t cap, struct td
     if (access(out, X_OK) == 0) return TD_OK;
     return td_fail(err, TD_NOT_FOUND, "program tandem-%s: expected beside %s, found none", role,
                    self);
+}
+
+td_status td_procs_lock(const struct td_procs *p, int *ret_fd, struct td_error *err) {
+    int fd = open(p->run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return td_fail(err, TD_IO, "run_dir %s: %s", p->run_dir, strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        int why = errno;
+        close(fd);
+        if (why != EWOULDBLOCK)
+            return td_fail(err, TD_IO, "run_dir %s: lock: %s", p->run_dir, strerror(why));
+        return td_fail(err, TD_BUSY, "another tandem is starting processes in %s just now",
+                       p->run_dir);
+    }
+    *ret_fd = fd;
+    return TD_OK;
+}
+
+void td_procs_unlock(int fd) {
+    close(fd);
 }
 
 static void become_daemon(const char *program, const struct td_proc *x, const char *config,

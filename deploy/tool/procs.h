@@ -27,6 +27,11 @@ struct td_procs {
 
 /* The cluster that `c` describes. */
 void td_procs_init(struct td_procs *p, const struct td_config *c);
+/* Who starts processes of this run_dir holds its lock meanwhile: two that look at the same time
+ * find nothing running, and both would start. BUSY: somebody else does. The lock ends with
+ * td_procs_unlock() or with this process; what is started does not inherit it. */
+TD_MUST_USE td_status td_procs_lock(const struct td_procs *p, int *ret_fd, struct td_error *err);
+void td_procs_unlock(int fd);
 /* Pid when that process runs, 0 when it does not. */
 pid_t td_proc_pid(const struct td_procs *p, int i);
 /* Starts process i as a daemon: own session, output appended to run_dir/NAME.log. The program

@@ -55,6 +55,18 @@ class TestInstall(unittest.TestCase):
         values = self.unit(unit).get(("Service", key))
         return values[-1] if values else None
 
+    # ---- bad configuration ----
+
+    def test_bad_configuration_is_not_tried_again(self):
+        for role in ROLES:
+            program = BUILD / role / f"tandem-{role}"
+            for args in (["--set", "no.such=1"], ["--config", "/nonexistent"], ["--bogus"],
+                         ["--set", "run_dir=/tmp"]):  # the last one: model.dir is not set
+                r = run(program, *args, timeout=60)
+                self.assertEqual(r.returncode, 2, f"{role} {args}: {r.stderr}")
+            unit = "tandem-router.service" if role == "router" else f"tandem-{role}@.service"
+            self.assertEqual(self.value(unit, "RestartPreventExitStatus"), "2", unit)
+
     # ---- files ----
 
     def test_everything_is_there(self):

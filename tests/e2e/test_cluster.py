@@ -4,8 +4,11 @@ client: the answers, the stream's shape, limits, errors, cancels.
 
 usage: test_cluster.py BUILD [unittest arguments]"""
 import concurrent.futures
+import fcntl
 import json
+import os
 import pathlib
+import subprocess
 import sys
 import threading
 import time
@@ -184,6 +187,31 @@ class TestCluster(unittest.TestCase):
         r = self.c.tool("needle", "--url", self.c.url, "--window")
         self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
         self.assertIn("needle: 4 of 4 found", r.stdout)
+
+
+class TestUp(unittest.TestCase):
+    def test_two_at_the_same_instant(self):
+        """One starts the cluster; the other says why it does not, and leaves it alone."""
+        c = e2e.Cluster()
+        run_dir = os.open(c.dir, os.O_RDONLY)
+        fcntl.flock(run_dir, fcntl.LOCK_EX)  # as one that has looked and has not started yet
+        late = c.tool("up", "--config", c.config)
+        os.close(run_dir)
+        self.assertEqual(late.returncode, 1)
+        self.assertIn("another tandem is starting processes in", late.stderr)
+        up = [subprocess.Popen([e2e.TANDEM, "up", "--config", c.config], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
+        said = [p.communicate(timeout=120) for p in up]
+        try:
+            self.assertEqual(sorted(p.returncode for p in up), [0, 1, 1, 1], said)
+            for p, (_, err) in zip(up, said):
+                if p.returncode:
+                    self.assertRegex(err, "is starting processes in|already runs")
+            self.assertEqual(c.get("/ready")[0], 200)
+            for name in ("router", "prefill@0", "decode@0"):
+                self.assertEqual((c.dir / f"{name}.log").read_text().count("setting run_dir = "), 1)
+        finally:
+            c.__exit__(None)
 
 
 if __name__ == "__main__":

@@ -62,9 +62,9 @@ static void test_no_text(void **state) {
     (void)state;
     assert_int_equal(load("threads = 3\0 4\nthreads = 5\n", 26), TD_CONFIG);
     td_config_defaults(&config);
-    assert_int_equal(td_config_load(&config, "/tmp", "decode", "1", &err), TD_IO);
+    assert_int_equal(td_config_load(&config, "/tmp", "decode", "1", &err), TD_CONFIG);
     assert_non_null(strstr(err.text, "irectory"));
-    assert_int_equal(td_config_load(&config, "/no/such/file", "decode", "1", &err), TD_IO);
+    assert_int_equal(td_config_load(&config, "/no/such/file", "decode", "1", &err), TD_CONFIG);
 }
 
 int main(void) {
