@@ -44,6 +44,10 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("cluster.prefill", cluster_prefill, U, 1, 0, 64, "prefill workers `tandem up` starts")        \
     X("cluster.decode", cluster_decode, U, 1, 1, 64, "decode workers `tandem up` starts")          \
     X("run_dir", run_dir, S, "/run/tandem", 0, 0, "sockets and the router's control address")      \
+    X("router.control", router_control, S, "", 0, 0, "address:port of the router for workers of other hosts; needs cluster_key_file") \
+    X("cluster_key_file", cluster_key_file, S, "", 0, 0, "secret all processes share when they talk over TCP; mode 0600") \
+    X("lane", lane, E, 0, 0, "auto|shm|tcp", "how KV state travels; auto: tcp with router.control, else shared memory") \
+    X("lane_device", lane_device, S, "", 0, 0, "network interface of the tcp lane; a private network") \
     X("router.listen", router_listen, S, "127.0.0.1:8000", 0, 0, "HTTP address:port")              \
     X("router.thinking", router_thinking, E, 0, 0, "thinking|chat", "mode when a request names none") \
     X("router.efforts", router_efforts, E, 0, 0, "april|0731", "what reasoning efforts mean: the checkpoint's revision") \
@@ -77,6 +81,7 @@ enum { TD_SCORE_FP32, TD_SCORE_BF16 };
 enum { TD_ROW_AUTO, TD_ROW_BF16, TD_ROW_FP8, TD_ROW_FP32 };
 enum { TD_MODE_THINKING, TD_MODE_CHAT };
 enum { TD_EFFORT_TABLE_APRIL, TD_EFFORT_TABLE_0731 };
+enum { TD_LANE_AUTO, TD_LANE_SHM, TD_LANE_TCP };
 
 void td_config_defaults(struct td_config *c);
 
