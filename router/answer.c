@@ -21,23 +21,33 @@ td_status td_answer_init(struct td_answer *a, const struct td_api_params *p,
     a->params.n_stops = 0;
     a->chat = chat;
     a->model = model;
-    a->text.topk.n_prompt = (uint32_t)prompt->n;
-    TD_TRY(td_reply_init(&a->text.reply, &rp, err));
-    a->text.reply_ready = true;
+    a->text = calloc(p->n, sizeof *a->text);
+    if (!a->text) return td_fail(err, TD_NO_MEMORY, "no memory for %u choices", p->n);
+    for (; a->n < p->n; a->n++) {
+        a->text[a->n].topk.n_prompt = (uint32_t)prompt->n;
+        TD_TRY(td_reply_init(&a->text[a->n].reply, &rp, err));
+        a->text[a->n].reply_ready = true;
+    }
     return TD_OK;
 }
 
-void td_answer_finish(struct td_answer *a) {
-    if (a->text.reply_ready) td_reply_free(&a->text.reply);
-    td_json_out_free(&a->text.content);
-    td_json_out_free(&a->text.reasoning);
-    td_topk_free(&a->text.topk);
-    for (uint32_t i = 0; i < a->text.n_calls; i++) {
-        td_json_out_free(&a->text.calls[i].name);
-        td_json_out_free(&a->text.calls[i].arguments);
+static void free_text(struct td_answer_text *t) {
+    if (t->reply_ready) td_reply_free(&t->reply);
+    td_json_out_free(&t->content);
+    td_json_out_free(&t->reasoning);
+    td_topk_free(&t->topk);
+    for (uint32_t i = 0; i < t->n_calls; i++) {
+        td_json_out_free(&t->calls[i].name);
+        td_json_out_free(&t->calls[i].arguments);
     }
-    free(a->text.calls);
-    free(a->text.tokens);
+    free(t->calls);
+    free(t->tokens);
+}
+
+void td_answer_finish(struct td_answer *a) {
+    for (uint32_t i = 0; i < a->n; i++)
+        free_text(&a->text[i]);
+    free(a->text);
     *a = (struct td_answer){0};
 }
 
@@ -55,120 +65,139 @@ void td_answer_begin(struct td_answer *a, struct td_http_conn *c, struct td_json
     if (!a->params.stream) return;
     td_http_begin(c, 200, TD_SSE_CONTENT_TYPE);
     if (a->params.kind != TD_API_CHAT) return;
-    td_answer_chunk(a, scratch, TD_CHUNK_ROLE, 0, "", 0, NULL);
-    (void)emit(a, c, scratch);
+    for (uint32_t i = 0; i < a->n; i++) {
+        td_answer_chunk(a, i, scratch, TD_CHUNK_ROLE, 0, "", 0, NULL);
+        if (!emit(a, c, scratch)) return;
+    }
 }
 
-static void keep_call(struct td_answer *a, const struct td_reply_event *ev) {
+static void keep_call(struct td_answer_text *t, const struct td_reply_event *ev) {
     if (ev->kind == TD_REPLY_CALL) {
-        struct td_answer_call *grown =
-            realloc(a->text.calls, (a->text.n_calls + 1) * sizeof *grown);
+        struct td_answer_call *grown = realloc(t->calls, (t->n_calls + 1) * sizeof *grown);
         if (!grown) {
-            a->text.content.failed = true;
+            t->content.failed = true;
             return;
         }
-        a->text.calls = grown;
-        a->text.calls[a->text.n_calls++] = (struct td_answer_call){0};
+        t->calls = grown;
+        t->calls[t->n_calls++] = (struct td_answer_call){0};
     }
-    if (ev->call >= a->text.n_calls) return; /* no memory for it */
-    struct td_answer_call *call = &a->text.calls[ev->call];
+    if (ev->call >= t->n_calls) return; /* no memory for it */
+    struct td_answer_call *call = &t->calls[ev->call];
     struct td_json_out *w = ev->kind == TD_REPLY_CALL ? &call->name : &call->arguments;
     td_json_raw(w, ev->text, ev->n);
-    if (w->failed) a->text.content.failed = true;
+    if (w->failed) t->content.failed = true;
 }
 
 /* Keeps what the last step of the output machine gave, or sends it. */
-static void give(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch) {
+static void give(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
+                 uint32_t choice) {
     static const enum td_chunk chunks[] = {
         [TD_REPLY_REASONING] = TD_CHUNK_REASONING,
         [TD_REPLY_CONTENT] = TD_CHUNK_CONTENT,
         [TD_REPLY_CALL] = TD_CHUNK_CALL,
         [TD_REPLY_ARGUMENTS] = TD_CHUNK_ARGUMENTS,
     };
+    struct td_answer_text *t = &a->text[choice];
     struct td_reply_event ev;
-    if (a->text.reply.failed) a->text.content.failed = true;
-    while (td_reply_next(&a->text.reply, &ev)) {
+    if (t->reply.failed) t->content.failed = true;
+    while (td_reply_next(&t->reply, &ev)) {
         if (ev.kind == TD_REPLY_CALL_END) continue;
         if (a->params.stream) {
-            td_answer_chunk(a, scratch, chunks[ev.kind], ev.call, ev.text, ev.n, NULL);
+            td_answer_chunk(a, choice, scratch, chunks[ev.kind], ev.call, ev.text, ev.n, NULL);
             if (!emit(a, c, scratch)) return;
         } else if (ev.kind == TD_REPLY_REASONING) {
-            td_json_raw(&a->text.reasoning, ev.text, ev.n);
+            td_json_raw(&t->reasoning, ev.text, ev.n);
         } else if (ev.kind == TD_REPLY_CONTENT) {
-            td_json_raw(&a->text.content, ev.text, ev.n);
+            td_json_raw(&t->content, ev.text, ev.n);
         } else {
-            keep_call(a, &ev);
+            keep_call(t, &ev);
         }
     }
 }
 
-static void keep_logprobs(struct td_answer *a, const struct td_token *t) {
+static void keep_logprobs(struct td_answer *a, struct td_answer_text *t,
+                          const struct td_token *token) {
     if (!a->params.sampling.logprobs) return;
     /* End-of-text ends the answer and is no part of it. */
-    if (t->id == a->chat->eos && !a->params.sampling.ignore_eos) return;
-    if (a->text.n_tokens == a->text.cap_tokens) {
-        uint32_t cap = a->text.cap_tokens ? 2 * a->text.cap_tokens : 16;
-        struct td_token *grown = realloc(a->text.tokens, cap * sizeof *grown);
+    if (token->id == a->chat->eos && !a->params.sampling.ignore_eos) return;
+    if (t->n_tokens == t->cap_tokens) {
+        uint32_t cap = t->cap_tokens ? 2 * t->cap_tokens : 16;
+        struct td_token *grown = realloc(t->tokens, cap * sizeof *grown);
         if (!grown) {
-            a->text.content.failed = true;
+            t->content.failed = true;
             return;
         }
-        a->text.tokens = grown;
-        a->text.cap_tokens = cap;
+        t->tokens = grown;
+        t->cap_tokens = cap;
     }
-    a->text.tokens[a->text.n_tokens++] = *t;
+    t->tokens[t->n_tokens++] = *token;
 }
 
 /* Text may be held back for long while selections grow: then a chunk without text takes them. */
-static void flush_topk(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch) {
+static void flush_topk(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
+                       uint32_t choice) {
     enum { WAITING_BYTES_MAX = 256 << 10 };
-    if (!a->params.stream || a->text.topk.ready.n < WAITING_BYTES_MAX || a->broken) return;
-    td_answer_chunk(a, scratch, TD_CHUNK_CONTENT, 0, "", 0, NULL);
+    if (!a->params.stream || a->text[choice].topk.ready.n < WAITING_BYTES_MAX || a->broken) return;
+    td_answer_chunk(a, choice, scratch, TD_CHUNK_CONTENT, 0, "", 0, NULL);
     (void)emit(a, c, scratch);
 }
 
 void td_answer_tokens(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
-                      const struct td_token *tokens, const struct td_selection *selections,
-                      uint32_t n) {
-    for (uint32_t i = 0; i < n && !a->text.stopped && !a->broken; i++) {
-        if (td_reply_in_reasoning(&a->text.reply)) a->text.n_reasoning++;
-        keep_logprobs(a, &tokens[i]);
+                      uint32_t choice, const struct td_token *tokens,
+                      const struct td_selection *selections, uint32_t n) {
+    struct td_answer_text *t = &a->text[choice];
+    for (uint32_t i = 0; i < n && !t->stopped && !a->broken; i++) {
+        if (td_reply_in_reasoning(&t->reply)) t->n_reasoning++;
+        keep_logprobs(a, t, &tokens[i]);
         if (a->params.sampling.selections)
-            td_topk_add(&a->text.topk, selections ? &selections[i] : NULL);
-        td_reply_push(&a->text.reply, tokens[i].id);
-        a->text.stopped = a->text.reply.stopped;
-        give(a, c, scratch);
-        flush_topk(a, c, scratch);
+            td_topk_add(&t->topk, selections ? &selections[i] : NULL);
+        td_reply_push(&t->reply, tokens[i].id);
+        t->stopped = t->reply.stopped;
+        give(a, c, scratch, choice);
+        flush_topk(a, c, scratch, choice);
     }
 }
 
-void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
-                   enum td_finish reason, uint32_t n_prompt, uint32_t n_tokens) {
-    static const char *const finishes[] = {
-        [TD_REPLY_STOP] = "stop", [TD_REPLY_LENGTH] = "length", [TD_REPLY_CALLS] = "tool_calls"};
-    bool cut = reason == TD_FINISH_LENGTH && !a->text.stopped;
-    td_reply_end(&a->text.reply, cut);
-    give(a, c, scratch);
-    const char *finish = finishes[td_reply_finish(&a->text.reply, cut)];
-    if (a->text.content.failed || a->text.reasoning.failed || a->text.topk.ready.failed) {
+/* After the last choice. */
+static void end_all(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
+                    uint32_t n_prompt) {
+    for (uint32_t i = 0; i < a->n; i++) {
+        const struct td_answer_text *t = &a->text[i];
+        if (!t->content.failed && !t->reasoning.failed && !t->topk.ready.failed) continue;
         struct td_api_error e = {.status = 500, .message = "out of memory"};
         td_answer_fail(a, c, scratch, a->params.stream, &e);
         return;
     }
     if (!a->params.stream) {
         td_json_out_reset(scratch);
-        td_answer_document(a, scratch, finish, n_prompt, n_tokens);
+        td_answer_document(a, scratch, n_prompt);
         td_http_reply(c, 200, "application/json", scratch->p, scratch->n);
         return;
     }
-    td_answer_chunk(a, scratch, TD_CHUNK_LAST, 0, "", 0, finish);
-    if (!emit(a, c, scratch)) return;
     if (a->params.include_usage) {
-        td_answer_usage_chunk(a, scratch, n_prompt, n_tokens);
+        td_answer_usage_chunk(a, scratch, n_prompt);
         if (!emit(a, c, scratch)) return;
     }
     td_sse_done(c);
     td_http_end(c);
+}
+
+void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
+                   uint32_t choice, enum td_finish reason, uint32_t n_prompt, uint32_t n_tokens) {
+    static const char *const finishes[] = {
+        [TD_REPLY_STOP] = "stop", [TD_REPLY_LENGTH] = "length", [TD_REPLY_CALLS] = "tool_calls"};
+    struct td_answer_text *t = &a->text[choice];
+    bool cut = reason == TD_FINISH_LENGTH && !t->stopped;
+    td_reply_end(&t->reply, cut);
+    give(a, c, scratch, choice);
+    t->finish = finishes[td_reply_finish(&t->reply, cut)];
+    t->n_sampled = n_tokens;
+    a->n_ended++;
+    if (a->params.stream) {
+        td_answer_chunk(a, choice, scratch, TD_CHUNK_LAST, 0, "", 0, t->finish);
+        if (!emit(a, c, scratch)) return;
+    }
+    if (a->n_ended == a->n) end_all(a, c, scratch, n_prompt);
 }
 
 void td_answer_fail(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,

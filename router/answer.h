@@ -1,5 +1,6 @@
 /* The text side of one answer: tokens in, OpenAI JSON out, as a stream of chunks or as one
- * document, for both generating endpoints. Knows no worker and no clock.
+ * document, for both generating endpoints. Knows no worker and no clock. An answer has n choices;
+ * their chunks come as their tokens do, and the document or the stream ends with the last of them.
  *
  * completion_tokens in the usage counts what was sampled: end of text counts, and so do the tokens
  * of a stop string that the client does not see. logprobs leave end of text out.
@@ -34,6 +35,8 @@ struct td_answer_text {
     struct td_topk_json topk; /* with params.sampling.selections */
     uint64_t text_offset;     /* code points before tokens[0] */
     uint32_t n_reasoning;     /* tokens inside the reasoning, the mark that ends it included */
+    uint32_t n_sampled;       /* of the whole choice */
+    const char *finish;       /* its finish_reason; NULL: not ended */
 };
 
 struct td_answer {
@@ -42,28 +45,30 @@ struct td_answer {
     const char *model;           /* borrowed */
     char id[40];                 /* "chatcmpl-..." or "cmpl-..." */
     int64_t created;
-    bool broken;     /* no memory: the stream was cut, the connection let go */
-    uint64_t n_sent; /* chunks */
-    struct td_answer_text text;
+    bool broken;                 /* no memory: the stream was cut, the connection let go */
+    uint64_t n_sent;             /* chunks */
+    struct td_answer_text *text; /* [n] */
+    uint32_t n, n_ended;
 };
 
-/* Takes the parameters and the memory of the output machine. `prompt` tells whether the answer
+/* Takes the parameters and the memory of the output machines. `prompt` tells whether the answer
  * starts inside the reasoning. td_answer_finish is allowed whatever happened. */
 TD_MUST_USE td_status td_answer_init(struct td_answer *a, const struct td_api_params *p,
                                      const struct td_chat *chat, const struct td_ids *prompt,
                                      const char *model, struct td_error *err);
 void td_answer_finish(struct td_answer *a);
 
-/* Streamed answers: head and first chunk. Others: nothing yet. */
+/* Streamed answers: head and first chunk of each choice. Others: nothing yet. */
 void td_answer_begin(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch);
-/* Tokens in order. When the text is complete, a->text.stopped is set; later tokens are dropped.
- * `selections` [n] or NULL. Afterwards a->broken says whether `c` is gone. */
+/* Tokens of a choice in order. When its text is complete, text[choice].stopped is set; later tokens
+ * are dropped. `selections` [n] or NULL. Afterwards a->broken says whether `c` is gone. */
 void td_answer_tokens(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
-                      const struct td_token *tokens, const struct td_selection *selections,
-                      uint32_t n);
-/* The answer is complete: last chunks, or the whole document. Ends the exchange. */
+                      uint32_t choice, const struct td_token *tokens,
+                      const struct td_selection *selections, uint32_t n);
+/* A choice is complete after n_tokens: its last chunk. The last choice to end brings the whole
+ * document, or the end of the stream, and ends the exchange. */
 void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
-                   enum td_finish reason, uint32_t n_prompt, uint32_t n_tokens);
+                   uint32_t choice, enum td_finish reason, uint32_t n_prompt, uint32_t n_tokens);
 /* It will not be completed: an error frame and an unclean end when streaming has begun, else an
  * error answer. Ends the exchange. */
 void td_answer_fail(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
@@ -80,13 +85,12 @@ enum td_chunk {
     TD_CHUNK_LAST,
 };
 
-/* One chunk with its text and the logprobs waiting in `a` (which it empties). `call`: number of the
- * call it is about. `finish` NULL: none. */
-void td_answer_chunk(struct td_answer *a, struct td_json_out *w, enum td_chunk kind, uint32_t call,
-                     const char *text, size_t n, const char *finish);
-void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w, uint32_t n_prompt,
-                           uint32_t n_tokens);
-void td_answer_document(struct td_answer *a, struct td_json_out *w, const char *finish,
-                        uint32_t n_prompt, uint32_t n_tokens);
+/* One chunk of a choice with its text and the logprobs that wait (and then wait no more). `call`:
+ * number of the call it is about. `finish` NULL: none. */
+void td_answer_chunk(struct td_answer *a, uint32_t choice, struct td_json_out *w,
+                     enum td_chunk kind, uint32_t call, const char *text, size_t n,
+                     const char *finish);
+void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w, uint32_t n_prompt);
+void td_answer_document(struct td_answer *a, struct td_json_out *w, uint32_t n_prompt);
 
 #endif

@@ -89,6 +89,7 @@ static void write_ledger(struct td_json_out *w, const struct td_msg_ledger *l) {
     td_json_open(w, '{');
     number(w, "pages_free", l->pages_free);
     number(w, "pages_owned", l->pages_owned);
+    number(w, "pages_shared", l->pages_shared);
     number(w, "pages_quarantined", l->pages_quarantined);
     number(w, "slots_free", l->slots_free);
     number(w, "slots_owned", l->slots_owned);
@@ -174,6 +175,8 @@ static void write_requests(struct td_json_out *w, const struct td_serve *s, uint
         text(w, "stage", !running ? "preparing" : r->n_tokens ? "streaming" : "waiting");
         number(w, "prompt_tokens", running ? r->prompt.n : 0);
         number(w, "tokens", r->n_tokens);
+        number(w, "choices", running ? r->answer.n : 0);
+        number(w, "choices_ended", running ? r->answer.n_ended : 0);
         td_json_key(w, "age_s");
         td_json_num(w, (double)(now - r->arrived_ns) * 1e-9);
         td_json_close(w, '}');

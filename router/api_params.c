@@ -25,7 +25,7 @@ static const struct td_param common_params[] = {
     {"return_indexer_topk", TD_PARAM_READ, NULL},
     {"user", TD_PARAM_HARMLESS, NULL},
     {"metadata", TD_PARAM_HARMLESS, NULL},
-    {"n", TD_PARAM_ONE, NULL},
+    {"n", TD_PARAM_READ, NULL},
     {"frequency_penalty", TD_PARAM_ZERO, NULL},
     {"presence_penalty", TD_PARAM_ZERO, NULL},
     {"logit_bias", TD_PARAM_EMPTY, NULL},
@@ -61,7 +61,7 @@ static const struct td_param chat_params[] = {
 
 static const struct td_param completion_params[] = {
     {"prompt", TD_PARAM_READ, NULL},
-    {"best_of", TD_PARAM_ONE, NULL},
+    {"best_of", TD_PARAM_READ, NULL},
     {"echo", TD_PARAM_FALSE, NULL},
     {"suffix", TD_PARAM_EMPTY, NULL},
     {0},
@@ -98,6 +98,21 @@ static td_status read_sampling(const struct td_fields *f, struct td_api_params *
     if (seed) p->sampling.seed = (uint64_t)json_integer_value(seed);
     p->seed_given = seed != NULL;
     return TD_OK;
+}
+
+/* Choosing the best of more than are returned would throw away what was paid for. */
+static td_status read_choices(const struct td_fields *f, struct td_api_params *p) {
+    uint64_t n = 1;
+    TD_TRY(td_field_u64(f, "n", 1, TD_CHOICES_MAX, &n));
+    p->n = (uint32_t)n;
+    if (p->kind != TD_API_COMPLETIONS) return TD_OK;
+    uint64_t best_of = n;
+    TD_TRY(td_field_u64(f, "best_of", 1, TD_CHOICES_MAX, &best_of));
+    if (best_of == n) return TD_OK;
+    return td_api_refuse(f->e, 400, NULL, "best_of",
+                         "best_of: expected the same as n (%llu), found %llu; every answer is "
+                         "returned",
+                         (unsigned long long)n, (unsigned long long)best_of);
 }
 
 static td_status read_limits(const struct td_fields *f, struct td_api_params *p) {
@@ -229,6 +244,7 @@ td_status td_api_params_read(const json_t *root, enum td_api_kind kind,
         td_fields_known(&f, common_params, kind == TD_API_CHAT ? chat_params : completion_params));
     TD_TRY(read_model(&f, d));
     TD_TRY(read_sampling(&f, p));
+    TD_TRY(read_choices(&f, p));
     TD_TRY(read_limits(&f, p));
     TD_TRY(read_stops(&f, p));
     TD_TRY(read_logprobs(&f, p));

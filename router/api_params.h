@@ -29,6 +29,7 @@ struct td_api_params {
     bool calls;    /* tools are declared and may be called */
     bool one_call; /* but no more than one */
     struct td_sampling sampling;
+    uint32_t n; /* choices */
     uint32_t max_new;
     bool max_new_given; /* by the client: not shortened to what fits, but refused */
     bool seed_given;

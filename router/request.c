@@ -79,9 +79,9 @@ static void refuse(struct td_request *r, const struct td_api_error *e,
     td_http_set_owner(c, NULL);
     finish(r, begun ? TD_OUTCOME_FAILED : outcome_of(e->status), begun ? 200 : e->status, t,
            e->message);
-    r->held = true; /* the connection may go on to its next request */
+    r->held++; /* the connection may go on to its next request */
     td_answer_fail(&r->answer, c, &r->s->scratch, begun, e);
-    r->held = false;
+    r->held--;
 }
 
 /* ---- preparation, in the thread pool ---- */
@@ -167,8 +167,8 @@ static td_status check_topk(struct td_request *r) {
         r->error.retry_after_s = 1;
         return TD_BUSY;
     }
-    uint64_t tokens =
-        KEPT_BYTES_MAX / td_topk_token_bytes(td_fleet_selection_max(td_flow_fleet(s->flow)));
+    uint64_t each = td_topk_token_bytes(td_fleet_selection_max(td_flow_fleet(s->flow)));
+    uint64_t tokens = KEPT_BYTES_MAX / each / r->answer.n; /* of every choice */
     if (p->stream || p->max_new <= tokens) return TD_OK;
     if (p->max_new_given)
         return td_api_refuse(&r->error, 400, NULL, "return_indexer_topk",
@@ -179,6 +179,20 @@ static td_status check_topk(struct td_request *r) {
     return TD_OK;
 }
 
+/* Holds the number of choices against what can be in flight at a time. */
+static td_status check_choices(struct td_request *r) {
+    struct td_serve *s = r->s;
+    const struct td_fleet_need need = {(uint32_t)r->prompt.n, r->answer.params.max_new, 0};
+    uint64_t most = td_fleet_choices(td_flow_fleet(s->flow), need, s->config->router_colocate);
+    if (most > s->config->router_max_requests) most = s->config->router_max_requests;
+    if (r->answer.n == 1 || r->answer.n <= most) return TD_OK;
+    return td_api_refuse(
+        &r->error, 400, NULL, "n",
+        "n is %u; at most %llu answers to a prompt of %zu tokens fit into a worker "
+        "at a time",
+        r->answer.n, (unsigned long long)most, r->prompt.n);
+}
+
 static td_status check_ready(struct td_request *r) {
     const char *why = td_serve_not_ready(r->s);
     if (!why) return TD_OK;
@@ -187,19 +201,29 @@ static td_status check_ready(struct td_request *r) {
     return TD_INVALID;
 }
 
+/* What the flow still has of it. */
+static void cancel_choices(struct td_request *r) {
+    r->held++;
+    for (uint32_t c = 0; c < r->answer.n; c++) {
+        struct td_flow_event ev = {
+            .kind = TD_FLOW_CANCEL, .now_ns = td_now_ns(), .request = r->id + c};
+        if (!r->choice[c].over) td_serve_step(r->s, &ev);
+        r->choice[c].over = true;
+    }
+    r->held--;
+}
+
 static void cancel(struct td_request *r, const char *why) {
-    struct td_flow_event ev = {.kind = TD_FLOW_CANCEL, .now_ns = td_now_ns(), .request = r->id};
-    r->held = true;
-    td_serve_step(r->s, &ev);
-    r->held = false;
+    cancel_choices(r);
     if (r->stage == TD_REQUEST_RUNNING)
         finish(r, TD_OUTCOME_CLIENT_GONE, r->begun ? 200 : 0, NULL, why);
     td_request_reap(r->s);
 }
 
-/* The flow writes the answer behind the prompt. */
+/* The flow writes the answers behind the prompt, each with a place for the prompt before it. */
 static td_status make_room(struct td_request *r) {
-    td_status st = td_ids_reserve(&r->prompt, r->answer.params.max_new);
+    size_t n = r->answer.n, each = r->prompt.n + r->answer.params.max_new;
+    td_status st = td_ids_reserve(&r->prompt, n * each - r->prompt.n);
     if (st != TD_OK) set_out_of_memory(&r->error);
     return st;
 }
@@ -214,15 +238,16 @@ static void submit(struct td_request *r) {
                    .ids = r->prompt.ids,
                    .n_prompt = (uint32_t)r->prompt.n,
                    .max_new = r->answer.params.max_new,
+                   .n = r->answer.n,
                    .sampling = r->answer.params.sampling,
                    .colocate = s->config->router_colocate,
                    .whole = !r->answer.params.stream},
     };
     r->stage = TD_REQUEST_RUNNING;
     if (ev.submit.sampling.selections) s->n_topk++;
-    r->held = true;
+    r->held++;
     td_serve_step(s, &ev);
-    r->held = false;
+    r->held--;
     if (r->stage == TD_REQUEST_ENDED) {
         td_request_reap(s);
         return;
@@ -247,7 +272,7 @@ static void prepared(uv_work_t *work, int status) {
         return;
     }
     if (r->error.status || check_ready(r) != TD_OK || check_length(r) != TD_OK ||
-        check_topk(r) != TD_OK || make_room(r) != TD_OK) {
+        check_choices(r) != TD_OK || check_topk(r) != TD_OK || make_room(r) != TD_OK) {
         refuse(r, &r->error, NULL);
         td_request_reap(s);
         return;
@@ -296,7 +321,8 @@ void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_ki
     r->s = s;
     r->conn = c;
     r->kind = kind;
-    r->id = ++s->next_request;
+    r->id = s->next_request + 1;
+    s->next_request += TD_CHOICES_MAX; /* how many it wants is in the body */
     r->arrived_ns = td_now_ns();
     snprintf(r->request_id, sizeof r->request_id, "%s", request_id);
     snprintf(r->answer.id, sizeof r->answer.id, "%s-%08llx%08llx",
@@ -324,10 +350,7 @@ void td_request_abandon(struct td_request *r) {
     (void)td_api_refuse(&e, 503, "not_ready", NULL, "the router is stopping");
     e.retry_after_s = 1;
     if (r->stage == TD_REQUEST_RUNNING) {
-        struct td_flow_event ev = {.kind = TD_FLOW_CANCEL, .now_ns = td_now_ns(), .request = r->id};
-        r->held = true;
-        td_serve_step(r->s, &ev);
-        r->held = false;
+        cancel_choices(r);
         if (r->stage == TD_REQUEST_RUNNING) refuse(r, &e, NULL);
         td_request_reap(r->s);
     } else if (r->stage == TD_REQUEST_PREPARING) {
@@ -337,50 +360,82 @@ void td_request_abandon(struct td_request *r) {
     }
 }
 
+/* A request that failed, or whose client left, has ended while actions of its choices were still on
+ * their way here. */
+static bool is_over(const struct td_request *r) {
+    return r->stage != TD_REQUEST_RUNNING;
+}
+
 void td_request_hold(struct td_request *r, const struct td_flow_action *a) {
+    if (is_over(r)) return;
     for (uint32_t i = 0; r->answer.params.sampling.selections && i < a->hold.n; i++)
-        td_topk_hold(&r->answer.text.topk, a->hold.first && i == 0, a->hold.index + i,
+        td_topk_hold(&r->answer.text[a->choice].topk, a->hold.first && i == 0, a->hold.index + i,
                      &a->hold.selections[i]);
 }
 
-void td_request_deliver(struct td_request *r, const struct td_token *tokens,
-                        const struct td_selection *selections, uint32_t n) {
-    struct td_serve *s = r->s;
-    bool stopped = r->answer.text.stopped;
-    r->last_ns = td_now_ns();
-    if (r->n_tokens == 0 && n > 0) {
-        r->first_ns = r->last_ns;
-        td_histogram_add(&s->metrics.ttft, ms(r->arrived_ns, r->first_ns) * 1e-3);
+static void count_tokens(struct td_request *r, uint32_t choice, uint32_t n) {
+    struct td_request_choice *c = &r->choice[choice];
+    c->last_ns = td_now_ns();
+    if (c->n_tokens == 0) c->first_ns = c->last_ns;
+    if (r->n_tokens == 0) {
+        r->first_ns = c->last_ns;
+        td_histogram_add(&r->s->metrics.ttft, ms(r->arrived_ns, r->first_ns) * 1e-3);
     }
+    c->n_tokens += n;
     r->n_tokens += n;
-    td_answer_tokens(&r->answer, r->conn, &s->scratch, tokens, selections, n);
+}
+
+void td_request_deliver(struct td_request *r, const struct td_flow_action *a) {
+    if (is_over(r)) return;
+    struct td_serve *s = r->s;
+    const struct td_answer_text *t = &r->answer.text[a->choice];
+    bool stopped = t->stopped;
+    count_tokens(r, a->choice, a->deliver.n);
+    td_answer_tokens(&r->answer, r->conn, &s->scratch, a->choice, a->deliver.tokens,
+                     a->deliver.selections, a->deliver.n);
     if (r->answer.broken) {
         r->conn = NULL;
         cancel(r, "out of memory");
         return;
     }
-    if (r->answer.text.stopped && !stopped) {
-        struct td_flow_event ev = {.kind = TD_FLOW_STOP, .now_ns = td_now_ns(), .request = r->id};
+    if (t->stopped && !stopped) {
+        struct td_flow_event ev = {
+            .kind = TD_FLOW_STOP, .now_ns = td_now_ns(), .request = r->id + a->choice};
         td_serve_step(s, &ev);
     }
 }
 
+static void count_end(struct td_request *r, const struct td_flow_action *a) {
+    struct td_serve *s = r->s;
+    struct td_request_choice *c = &r->choice[a->choice];
+    c->over = true;
+    s->metrics.completion_tokens += a->end.n_tokens;
+    if (c->n_tokens > 1)
+        td_histogram_add(&s->metrics.tpot,
+                         ms(c->first_ns, c->last_ns) * 1e-3 / (double)(c->n_tokens - 1));
+    if (a->end.reason == TD_FINISH_LENGTH && !r->answer.text[a->choice].stopped) r->cut = true;
+}
+
 void td_request_end(struct td_request *r, const struct td_flow_action *a) {
+    if (is_over(r)) return;
     struct td_serve *s = r->s;
     struct td_http_conn *c = r->conn;
-    bool length = a->end.reason == TD_FINISH_LENGTH && !r->answer.text.stopped;
-    s->metrics.prompt_tokens += r->prompt.n;
-    s->metrics.completion_tokens += a->end.n_tokens;
-    td_histogram_add(&s->metrics.total, ms(r->arrived_ns, td_now_ns()) * 1e-3);
-    if (r->n_tokens > 1)
-        td_histogram_add(&s->metrics.tpot,
-                         ms(r->first_ns, r->last_ns) * 1e-3 / (double)(r->n_tokens - 1));
-    td_http_set_owner(c, NULL);
-    finish(r, length ? TD_OUTCOME_LENGTH : TD_OUTCOME_STOP, 200, &a->end.times, NULL);
-    r->held = true; /* the connection may go on to its next request */
-    td_answer_end(&r->answer, c, &s->scratch, a->end.reason, (uint32_t)r->prompt.n,
+    bool last = r->answer.n_ended + 1 == r->answer.n;
+    count_end(r, a);
+    if (last) {
+        s->metrics.prompt_tokens += r->prompt.n;
+        td_histogram_add(&s->metrics.total, ms(r->arrived_ns, td_now_ns()) * 1e-3);
+        td_http_set_owner(c, NULL);
+        finish(r, r->cut ? TD_OUTCOME_LENGTH : TD_OUTCOME_STOP, 200, &a->end.times, NULL);
+    }
+    r->held++; /* the connection may go on to its next request */
+    td_answer_end(&r->answer, c, &s->scratch, a->choice, a->end.reason, (uint32_t)r->prompt.n,
                   a->end.n_tokens);
-    r->held = false;
+    r->held--;
+    if (!last && r->answer.broken) {
+        r->conn = NULL;
+        cancel(r, "out of memory");
+    }
 }
 
 static int http_status(td_status st) {
@@ -400,7 +455,10 @@ static int http_status(td_status st) {
     }
 }
 
+/* One choice that cannot be completed fails the answer: there is no other way to say so. */
 void td_request_fail(struct td_request *r, const struct td_flow_action *a) {
+    if (is_over(r)) return;
+    r->choice[a->choice].over = true;
     int status = http_status(a->fail.status);
     const char *code = a->fail.status == TD_TOO_LONG ? "context_length_exceeded"
                        : a->fail.status == TD_BUSY   ? "overloaded"
@@ -410,6 +468,7 @@ void td_request_fail(struct td_request *r, const struct td_flow_action *a) {
     if (status == 429 || status == 503)
         e.retry_after_s = a->fail.retry_ms > 1000 ? (a->fail.retry_ms + 999) / 1000 : 1;
     refuse(r, &e, &a->fail.times);
+    cancel_choices(r);
 }
 
 void td_request_tick(struct td_request *r, uint64_t now_ns) {

@@ -78,7 +78,7 @@ static void act(struct td_serve *s, const struct td_flow_action *a) {
         td_request_hold(a->user, a);
         break;
     case TD_FLOW_DELIVER:
-        td_request_deliver(a->user, a->deliver.tokens, a->deliver.selections, a->deliver.n);
+        td_request_deliver(a->user, a);
         break;
     case TD_FLOW_END:
         td_request_end(a->user, a);

@@ -69,6 +69,13 @@ struct td_conn_owner {
 
 /* ---- one request for tokens (request.c) ---- */
 
+/* Of one choice. */
+struct td_request_choice {
+    bool over;         /* END or FAIL came */
+    uint32_t n_tokens; /* delivered */
+    uint64_t first_ns, last_ns;
+};
+
 enum td_request_stage { TD_REQUEST_PREPARING, TD_REQUEST_RUNNING, TD_REQUEST_ENDED };
 
 struct td_request {
@@ -77,9 +84,9 @@ struct td_request {
     struct td_serve *s;
     struct td_http_conn *conn; /* NULL: the client is gone, or answered */
     enum td_request_stage stage;
-    bool held;  /* someone on the stack still looks at it */
-    bool begun; /* the head of a stream is out */
-    uint64_t id;
+    uint32_t held; /* by so many on the stack that still look at it */
+    bool begun;    /* the head of a stream is out */
+    uint64_t id;   /* of the flow: choice c is id + c */
     char request_id[TD_REQUEST_ID_MAX];
     uv_work_t work;
     enum td_api_kind kind;
@@ -88,8 +95,10 @@ struct td_request {
     struct td_api_error error; /* of the preparation; status 0: none */
     struct td_ids prompt;
     struct td_answer answer;
-    uint32_t n_tokens; /* delivered */
-    uint64_t arrived_ns, prepared_ns, first_ns, last_ns;
+    struct td_request_choice choice[TD_CHOICES_MAX]; /* [answer.n] */
+    uint32_t n_tokens;                               /* delivered, of all */
+    bool cut;                                        /* by the output limit, some choice */
+    uint64_t arrived_ns, prepared_ns, first_ns;
     uint64_t n_seen, quiet_since_ns; /* keep-alive */
 };
 
@@ -97,9 +106,8 @@ struct td_request {
 void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
                       const char *request_id);
 void td_request_abandon(struct td_request *r); /* the router stops */
-void td_request_deliver(struct td_request *r, const struct td_token *tokens,
-                        const struct td_selection *selections, uint32_t n);
 void td_request_hold(struct td_request *r, const struct td_flow_action *a);
+void td_request_deliver(struct td_request *r, const struct td_flow_action *a);
 void td_request_end(struct td_request *r, const struct td_flow_action *a);
 void td_request_fail(struct td_request *r, const struct td_flow_action *a);
 void td_request_tick(struct td_request *r, uint64_t now_ns);

@@ -53,7 +53,7 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("router.efforts", router_efforts, E, 0, 0, "april|0731", "what reasoning efforts mean: the checkpoint's revision") \
     X("router.colocate", router_colocate, B, 0, 0, 0, "let the decode worker prefill every prompt itself") \
     X("router.max_body", router_max_body, U, 8u << 20, 1024, 1u << 30, "bytes of a request body")  \
-    X("router.max_requests", router_max_requests, U, 256, 1, 65536, "requests in flight before 429") \
+    X("router.max_requests", router_max_requests, U, 256, 1, 65536, "requests in flight before 429; n choices count n") \
     X("router.max_topk_requests", router_max_topk_requests, U, 8, 0, 65536, "requests with return_indexer_topk in flight before 429") \
     X("router.default_max_tokens", router_default_max_tokens, U, 4096, 1, 1048576, "output limit when a request names none") \
     X("heartbeat_ms", heartbeat_ms, U, 500, 10, 60000, "between heartbeats on every control link") \

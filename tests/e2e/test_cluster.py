@@ -116,7 +116,7 @@ class TestCluster(unittest.TestCase):
             (b"{", 400, "JSON"),
             ({"model": "needle", "messages": "hi"}, 400, "messages"),
             ({"model": "needle", "messages": []}, 400, "messages"),
-            (chat("x", n=2), 400, "n"),
+            (chat("x", n=9), 400, "n"),
             (chat("x") | {"temperature": "hot"}, 400, "temperature"),
             (chat("x") | {"model": "other"}, 404, "other"),
         ]

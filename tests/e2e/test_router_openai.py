@@ -286,7 +286,7 @@ def test_bad_requests(s):
         ({"max_tokens": 1.5}, "max_tokens"), ({"stream": "yes"}, "stream"), ({"seed": 1.5}, "seed"),
         ({"stop": 7}, "stop"), ({"stop": ["a"] * 17}, "stop"), ({"stop": ""}, "stop"),
         ({"stop": ["a", 1]}, "stop"), ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"n": 2}, "n"), ({"top_k": -1}, "top_k"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"n": 9}, "n"), ({"top_k": -1}, "top_k"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"), ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"5": 1}}, "logit_bias"), ({"frequency_penalty": 0.5}, "frequency_penalty"),
