@@ -2,80 +2,21 @@
  * calibrated scales of its own: an engine with the setting against one without, whose expert
  * products round their inputs here, by a second formulation and from the numbers the test wrote. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "kernels/engine.h"
-#include "tests/kernels/fixture.h"
-#include "tests/kernels/model/maker.h"
+#include "tests/kernels/random_model.h"
 
-enum { LAYERS = 3, EXPERTS = 2, HIDDEN = 64, INNER = 32, VOCAB = 8, GROUP = 16, N = 45, MORE = 4 };
+enum {
+    LAYERS = RANDOM_LAYERS,
+    EXPERTS = RANDOM_EXPERTS,
+    VOCAB = RANDOM_VOCAB,
+    GROUP = 16,
+    N = 45,
+    MORE = 4
+};
 
 static struct maker maker;
 static float input_scale[LAYERS][EXPERTS][2]; /* of w1 and w3, of w2 */
-
-/* ---- the checkpoint ---- */
-
-static void put_floats(const struct maker_tensor *t, float lo, float hi) {
-    size_t unit = strcmp(t->dtype, "F32") == 0 ? 4 : 2;
-    for (size_t at = t->begin; at < t->end; at += unit) {
-        float v = td_test_uniform(lo, hi);
-        memcpy(maker.data + at, (const char *)&v + (4 - unit), unit); /* bf16: the upper half */
-    }
-}
-
-static void put_bytes(const struct maker_tensor *t, uint32_t lo, uint32_t n) {
-    for (size_t at = t->begin; at < t->end; at++)
-        maker.data[at] = (uint8_t)(lo + td_test_below(n));
-}
-
-static bool ends(const char *s, const char *with) {
-    size_t n = strlen(s), m = strlen(with);
-    return n >= m && strcmp(s + n - m, with) == 0;
-}
-
-static void fill_tensor(const struct maker_tensor *t) {
-    if (strcmp(t->dtype, "I64") == 0) return;
-    if (ends(t->name, "norm.weight"))
-        put_floats(t, 0.5f, 1.5f);
-    else if (ends(t->name, "weight_scale_2"))
-        put_floats(t, 0.01f, 0.03f);
-    else if (strcmp(t->dtype, "F8_E8M0") == 0)
-        put_bytes(t, 120, 3); /* 2^-7 .. 2^-5 */
-    else if (strcmp(t->dtype, "U8") == 0)
-        put_bytes(t, 0, 256);
-    else if (ends(t->name, ".weight_scale"))
-        put_bytes(t, 0x28, 0x18); /* 0.25 .. 1.75 */
-    else if (strcmp(t->dtype, "F8_E4M3") == 0)
-        for (size_t at = t->begin; at < t->end; at++)
-            maker.data[at] = (uint8_t)(td_test_below(0x48) | td_test_below(2) << 7);
-    else
-        put_floats(t, -0.3f, 0.3f);
-}
-
-/* As calibration sets it: the greatest input the linear met, over 6 * 448. */
-static void put_input_scales(void) {
-    static const char *const linear[] = {"w1", "w3", "w2"};
-    char name[96];
-    for (int l = 0; l < LAYERS; l++)
-        for (int e = 0; e < EXPERTS; e++) {
-            input_scale[l][e][0] = td_test_uniform(0.5f, 4) / 2688;
-            input_scale[l][e][1] = td_test_uniform(0.01f, 0.3f) / 2688;
-            for (int i = 0; i < 3; i++) {
-                snprintf(name, sizeof name, "layers.%d.ffn.experts.%d.%s.input_scale", l, e,
-                         linear[i]);
-                memcpy(maker.data + maker_find(&maker, name)->begin, &input_scale[l][e][i == 2], 4);
-            }
-        }
-}
-
-static struct td_model *open_model(void) {
-    struct td_model *m = NULL;
-    struct td_error err = {0};
-    maker_write(&maker);
-    if (td_model_open(maker.dir, &m, &err) != TD_OK) fail_msg("%s", err.text);
-    return m;
-}
 
 /* ---- the second formulation ---- */
 
@@ -114,11 +55,11 @@ static void round_row(const float *x, float *y, uint32_t dim, float scale) {
 }
 
 static void expert_linear(const struct td_device *d, const struct td_expert_linear_args *a) {
-    static float in[N * HIDDEN];
+    static float in[N * RANDOM_HIDDEN];
     struct td_expert_linear_args b = *a;
     uint32_t layer = calls / 2 % LAYERS, down = calls % 2, dim = a->w[0][0].cols;
     calls++;
-    assert_int_equal(dim, down ? INNER : HIDDEN);
+    assert_int_equal(dim, down ? RANDOM_INNER : RANDOM_HIDDEN);
     for (uint32_t e = 0; e < EXPERTS; e++)
         for (uint32_t r = a->offset[e]; r < a->offset[e + 1]; r++)
             round_row(a->x + (a->x_row ? a->x_row[r] : r) * a->x_stride, in + (size_t)r * dim, dim,
@@ -132,17 +73,9 @@ static void expert_linear(const struct td_device *d, const struct td_expert_line
 /* ---- the engines ---- */
 
 static struct td_engine_options options(bool on) {
-    return (struct td_engine_options){.row_dtype = TD_KV_ROW_FP8,
-                                      .key_dtype = TD_KV_KEY_BF16,
-                                      .ref = true,
-                                      .nvfp4_activations = on,
-                                      .index_topk = 4,
-                                      .max_context = 256,
-                                      .pages = 1,
-                                      .slots = 1,
-                                      .max_tokens = N,
-                                      .max_runs = 1,
-                                      .threads = 2};
+    struct td_engine_options o = td_test_random_options(256);
+    o.nvfp4_activations = on;
+    return o;
 }
 
 /* Logits [MORE + 1][VOCAB] of a prompt in two chunks and of decoding after it. */
@@ -171,11 +104,9 @@ static void run(const struct td_model *m, const struct td_engine_options *o, con
 static void rounds_by_each_experts_scale(void **state) {
     (void)state;
     static float on[(MORE + 1) * VOCAB], off[(MORE + 1) * VOCAB], second[(MORE + 1) * VOCAB];
-    int32_t ids[N + MORE];
+    int32_t *ids = td_test_random_ids(N + MORE);
     uint64_t on_id, off_id, id;
-    struct td_model *m = open_model();
-    for (int i = 0; i < N + MORE; i++)
-        ids[i] = (int32_t)td_test_below(VOCAB);
+    struct td_model *m = td_test_random_open(&maker);
     struct td_engine_options o = options(true);
     run(m, &o, ids, on, &on_id);
     o = options(false);
@@ -191,6 +122,7 @@ static void rounds_by_each_experts_scale(void **state) {
     td_test_same("logits with NVFP4 activations", on, second, sizeof on);
     assert_memory_not_equal(on, off, sizeof on);
     assert_true(on_id != off_id && id == off_id);
+    free(ids);
     td_model_close(m);
 }
 
@@ -210,16 +142,16 @@ static void refuses_checkpoints_without_scales(void **state) {
     const struct maker_tensor *t = maker_find(&maker, "layers.2.ffn.experts.1.w3.input_scale");
     float other = 2 * input_scale[2][1][0];
     memcpy(maker.data + t->begin, &other, 4);
-    struct td_model *m = open_model();
+    struct td_model *m = td_test_random_open(&maker);
     refused(m, "layers.2.ffn.experts.1: expected one input_scale for w1 and w3");
     td_model_close(m);
     maker_remove(&maker, "layers.2.ffn.experts.1.w3.input_scale");
-    m = open_model();
+    m = td_test_random_open(&maker);
     refused(m, "layers.2.ffn.experts.1.w3: expected an NVFP4 weight with an input_scale, found no");
     td_model_close(m);
     maker_finish(&maker);
     maker_init(&maker, MAKER_FP8FP4);
-    m = open_model();
+    m = td_test_random_open(&maker);
     refused(m, "layers.0.ffn.experts.0.w1: expected an NVFP4 weight with an input_scale, found "
                "another format");
     td_model_close(m);
@@ -228,9 +160,7 @@ static void refuses_checkpoints_without_scales(void **state) {
 static int setup(void **state) {
     int r = td_test_seed(state);
     maker_init(&maker, MAKER_NVFP4);
-    for (size_t i = 0; i < maker.n; i++)
-        fill_tensor(&maker.t[i]);
-    put_input_scales();
+    td_test_random_fill(&maker, input_scale);
     return r;
 }
 
