@@ -22,6 +22,7 @@ enum td_decode_event_kind {
     TD_DECODE_PEER_LOST,    /* the link failed or was closed: nothing more comes from it, but its
                              * process may still write into its landing slabs */
     TD_DECODE_PEER_EXITED,  /* the process of a link is proven dead (pidfd): its writes are over */
+    TD_DECODE_PEER_QUIET,   /* tcp lane: the link of a lost peer is closed here, so nothing of it writes */
     TD_DECODE_TIMER,        /* td_decode_deadline() has come; spare ones are harmless */
 };
 

@@ -7,7 +7,8 @@
  * Blocks come in order; a doubled SLAB is dropped, a missing one ends the ticket. A MANIFEST may be
  * repeated by a sender that heard no verdict: it gets the same one again. Landing slabs are
  * granted to a peer as a whole. When its link ends, the process may still write into them: they are
- * quarantined until it greets again (it does so only when its writes are quiet) or is proven dead.
+ * quarantined until it greets again (it does so only when its writes are quiet), is proven dead, or,
+ * where this process does the writing (tcp lane), until its link is closed here.
  * Pages never wait for that, since no other process can write into the pool. */
 #ifndef TD_DECODE_HANDOFF_H
 #define TD_DECODE_HANDOFF_H

@@ -139,8 +139,8 @@ void td_source_unpacked(struct td_receiver *r, uint32_t peer) {
     settle(r, peer);
 }
 
-static void exited(struct td_receiver *r, uint32_t peer) {
-    lost(r, peer, "the prefill worker has died");
+static void gone(struct td_receiver *r, uint32_t peer, const char *text) {
+    lost(r, peer, text);
     r->peer[peer].state = TD_SOURCE_GONE;
     settle(r, peer);
 }
@@ -183,7 +183,10 @@ void td_source_event(struct td_receiver *r, const struct td_decode_event *ev) {
         lost(r, p, "the link to the prefill worker is lost");
         return;
     case TD_DECODE_PEER_EXITED:
-        exited(r, p);
+        gone(r, p, "the prefill worker has died");
+        return;
+    case TD_DECODE_PEER_QUIET:
+        gone(r, p, "the link to the prefill worker was closed");
         return;
     default:
         assert(!"an event of the handoff");

@@ -222,8 +222,7 @@ static td_status make_machine(struct td_decode_worker *w, uint32_t *ret_sends,
 
 static void fill_hello(struct td_decode_worker *w) {
     struct td_msg_hello *h = &w->hello;
-    td_host_hello_init(h, TD_ROLE_DECODE, w->name, w->epoch, &w->config, w->settings,
-                       sizeof w->settings);
+    td_host_hello_init(h, TD_ROLE_DECODE, w->name, w->host, w->settings, sizeof w->settings);
     h->fingerprint = w->engine.layout->fingerprint;
     h->numerics_id = w->engine.numerics_id;
     snprintf(h->numerics, sizeof h->numerics, "%s", w->engine.numerics);
@@ -244,7 +243,7 @@ static void log_start(const struct td_decode_worker *w) {
     td_worker_engine_memory_text(&w->engine, landing_bytes(w), memory, sizeof memory);
     td_log_lines(TD_LOG_INFO, "setting ", w->settings);
     td_log_lines(TD_LOG_INFO, "memory ", memory);
-    td_info("landing slabs lie in %s shared memory", td_xfer_region_transport(w->landing));
+    td_info("landing slabs lie in %s memory", td_xfer_region_transport(w->landing));
     td_info("numerics %s (%016llx), layout %016llx, epoch %016llx", w->engine.numerics,
             (unsigned long long)w->engine.numerics_id,
             (unsigned long long)w->engine.layout->fingerprint, (unsigned long long)w->epoch);
@@ -270,8 +269,8 @@ static td_status start(struct td_decode_worker *w, struct td_error *err) {
     TD_TRY(take_memory(w, err));
     uint32_t sends;
     TD_TRY(make_machine(w, &sends, err));
-    TD_TRY(td_host_create(&w->config, w->epoch, host_events(), w, TD_DECODE_LINKS_MAX, sends,
-                          STOP_MS, &w->host, err));
+    TD_TRY(td_host_create(&w->config, TD_ROLE_DECODE, w->epoch, host_events(), w,
+                          TD_DECODE_LINKS_MAX, sends, STOP_MS, &w->host, err));
     TD_TRY(td_xfer_region_alloc(td_plane_xfer(td_host_plane(w->host)), landing_bytes(w),
                                 &w->landing, err));
     fill_hello(w);

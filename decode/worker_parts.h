@@ -51,6 +51,7 @@ struct td_decode_worker {
     struct td_kv_block_header *headers; /* [blocks of a slab] of the unpack being reported */
     uint32_t headers_max;
     td_link_id next_link;
+    uint64_t stranger_ns; /* when one was logged last */
     struct td_decode_link link[TD_DECODE_LINKS_MAX];
     struct td_decode_watch watch[TD_DECODE_LINKS_MAX];
     struct td_msg_hello hello;

@@ -94,7 +94,9 @@ static void on_peer_message(void *user, struct td_xfer_peer *peer, const struct 
         td_info("hello from %s, process %llu, epoch %016llx, lanes %s", m->peer_hello.name,
                 (unsigned long long)m->peer_hello.pid, (unsigned long long)m->peer_hello.epoch,
                 lanes);
-        alive = watch(w, m->peer_hello.pid, link);
+        /* Over TCP it may be a process of another host, and its exit proves nothing we need. */
+        if (td_xfer_lane_of(td_plane_xfer(td_host_plane(w->host))) == TD_XFER_SHM)
+            alive = watch(w, m->peer_hello.pid, link);
     }
     struct td_decode_event ev = {.kind = TD_DECODE_PEER_MESSAGE, .peer = {.link = link, .msg = m}};
     td_decode_feed(w, &ev);
@@ -119,12 +121,21 @@ static void on_peer_closed(void *user, struct td_xfer_peer *peer) {
     td_link_id link = l->id;
     memset(l, 0, sizeof *l);
     say_peer(w, TD_DECODE_PEER_LOST, link);
+    /* On the tcp lane it was this process that wrote what the peer sent: that is over now. */
+    if (td_xfer_lane_of(td_plane_xfer(td_host_plane(w->host))) == TD_XFER_TCP)
+        say_peer(w, TD_DECODE_PEER_QUIET, link);
+}
+
+static void on_stranger(void *user, const char *text) {
+    struct td_decode_worker *w = user;
+    if (td_log_due(&w->stranger_ns)) td_warn("lane tcp: %s", text);
 }
 
 const struct td_plane_events td_decode_plane_events = {.on_accept = on_accept,
                                                        .on_message = on_peer_message,
                                                        .on_lost = on_peer_lost,
-                                                       .on_closed = on_peer_closed};
+                                                       .on_closed = on_peer_closed,
+                                                       .on_stranger = on_stranger};
 
 void td_decode_close(struct td_decode_worker *w, td_link_id link) {
     struct td_decode_link *l = link ? link_of(w, link) : NULL;
@@ -141,6 +152,8 @@ void td_decode_send_peer(struct td_decode_worker *w, struct td_decode_action *a)
             m->peer_welcome.slab_address[i] = (a->peer.first_slab + i) * w->slab_bytes;
         m->peer_welcome.rkey = td_xfer_region_key(w->landing, &len);
         m->peer_welcome.rkey_len = len;
+        td_xfer_grant(l->peer, w->landing, a->peer.first_slab * w->slab_bytes,
+                      m->peer_welcome.n_slabs * w->slab_bytes);
     }
     struct td_error err;
     uint64_t deadline = td_now_ns() + w->config.transfer_timeout_ms * NS_PER_MS;

@@ -210,8 +210,7 @@ static td_status make_machine(struct td_prefill_worker *w, uint32_t *ret_sends,
 
 static void fill_hello(struct td_prefill_worker *w) {
     struct td_msg_hello *h = &w->hello;
-    td_host_hello_init(h, TD_ROLE_PREFILL, w->name, w->epoch, &w->config, w->settings,
-                       sizeof w->settings);
+    td_host_hello_init(h, TD_ROLE_PREFILL, w->name, w->host, w->settings, sizeof w->settings);
     h->fingerprint = w->engine.layout->fingerprint;
     h->numerics_id = w->engine.numerics_id;
     snprintf(h->numerics, sizeof h->numerics, "%s", w->engine.numerics);
@@ -256,8 +255,8 @@ static td_status start(struct td_prefill_worker *w, struct td_error *err) {
     TD_TRY(take_slabs(w, err));
     uint32_t sends;
     TD_TRY(make_machine(w, &sends, err));
-    TD_TRY(td_host_create(&w->config, w->epoch, host_events(), w, TD_PREFILL_PEERS_MAX, sends,
-                          STOP_MS, &w->host, err));
+    TD_TRY(td_host_create(&w->config, TD_ROLE_PREFILL, w->epoch, host_events(), w,
+                          TD_PREFILL_PEERS_MAX, sends, STOP_MS, &w->host, err));
     fill_hello(w);
     log_start(w);
     return td_host_dial(w->host, &w->hello, err);

@@ -67,6 +67,11 @@ static void on_closed(void *user, struct td_xfer_peer *peer) {
     if (td_xfer_peer_user(peer) != &refused) p->events->on_closed(p->user, peer);
 }
 
+static void on_stranger(void *user, const char *sentence) {
+    struct td_plane *p = user;
+    if (p->events->on_stranger) p->events->on_stranger(p->user, sentence);
+}
+
 /* ---- from libuv ---- */
 
 static void on_timer(uv_timer_t *h) {
@@ -136,7 +141,7 @@ static td_status open_handles(struct td_plane *p, uv_loop_t *loop, struct td_err
 }
 
 td_status td_plane_create(uv_loop_t *loop, const struct td_plane_events *events, void *user,
-                          uint32_t max_peers, uint32_t sends_per_peer, struct td_plane **ret,
+                          const struct td_plane_options *po, struct td_plane **ret,
                           struct td_error *err) {
     struct td_plane *p = calloc(1, sizeof *p);
     if (!p || td_msg_arena_create(&p->arena) != TD_OK) {
@@ -149,9 +154,13 @@ td_status td_plane_create(uv_loop_t *loop, const struct td_plane_events *events,
                                 .on_message = on_message,
                                 .on_lost = on_lost,
                                 .on_closed = on_closed,
+                                .on_stranger = on_stranger,
                                 .user = p,
-                                .max_peers = max_peers,
-                                .sends_per_peer = sends_per_peer};
+                                .key = po->key,
+                                .role = po->role,
+                                .epoch = po->epoch,
+                                .max_peers = po->max_peers,
+                                .sends_per_peer = po->sends_per_peer};
     td_status st = td_xfer_create(&o, &p->xfer, err);
     if (st != TD_OK) {
         td_msg_arena_destroy(p->arena);

@@ -20,12 +20,22 @@ struct td_plane_events {
     /* Also for a message that is none (PROTOCOL). The peer still has to be closed. */
     void (*on_lost)(void *user, struct td_xfer_peer *peer, td_status why, const char *text);
     void (*on_closed)(void *user, struct td_xfer_peer *peer);
+    /* tcp lane, may be NULL: somebody greeted who does not know the cluster key. */
+    void (*on_stranger)(void *user, const char *text);
 };
 
-/* td_xfer_env must have been called. `events` is kept by pointer. `sends_per_peer`: messages that
- * may be under way to one peer; one more is BUSY. */
+struct td_plane_options {
+    uint32_t max_peers;
+    uint32_t sends_per_peer; /* messages that may be under way to one peer; one more is BUSY */
+    /* tcp lane: the cluster key, which outlives the plane, and who we are in the challenge. */
+    const struct td_cluster_key *key;
+    enum td_role role;
+    uint64_t epoch;
+};
+
+/* td_xfer_env must have been called. `events` is kept by pointer. */
 TD_MUST_USE td_status td_plane_create(uv_loop_t *loop, const struct td_plane_events *events,
-                                      void *user, uint32_t max_peers, uint32_t sends_per_peer,
+                                      void *user, const struct td_plane_options *o,
                                       struct td_plane **ret, struct td_error *err);
 /* Without callbacks; regions must have been freed. NULL is fine. */
 void td_plane_destroy(struct td_plane *p);

@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
+#include "common/auth/challenge.h"
 #include "common/base/clock.h"
 #include "common/base/list.h"
 #include "common/io/stream.h"
@@ -21,7 +23,8 @@ enum {
     BACKOFF_MAX_MS = 1000, /* ... and an absent one costs nothing */
 };
 
-enum state { WAIT_HELLO, WAIT_REPLY, UP, CLOSED };
+/* PROVING: over TCP, before all else; then as over a Unix socket. */
+enum state { PROVING, WAIT_HELLO, WAIT_REPLY, UP, CLOSED };
 
 struct endpoint {
     uv_loop_t *loop;
@@ -32,6 +35,7 @@ struct endpoint {
     struct td_link conns;
     uint32_t n_conns; /* whose memory still lives */
     bool destroyed;
+    bool tcp;
     struct td_listener *listener; /* server */
     struct td_dialer *dialer;     /* client, with the next two */
     const struct td_msg_hello *hello;
@@ -54,6 +58,7 @@ struct td_conn {
     enum state state;
     uint64_t heard_ns, tick_ns;
     uint64_t seq;
+    struct td_challenge challenge; /* PROVING */
     uint64_t peer_epoch;
     char peer_name[TD_NAME_MAX];
     void *data;
@@ -92,8 +97,11 @@ static void retire(struct td_conn *c, bool flushed) {
 static void lose(struct td_conn *c, td_status why, const char *text) {
     if (c->state == CLOSED) return;
     struct endpoint *e = c->e;
-    bool was_up = c->state == UP, refused = c->state == WAIT_REPLY;
+    bool was_up = c->state == UP;
+    bool refused = c->state == WAIT_REPLY || (c->state == PROVING && e->dialer);
+    bool stranger = c->state == PROVING && !e->dialer;
     retire(c, false);
+    if (stranger && e->events->on_stranger) e->events->on_stranger(e->user, why, text);
     if (!e->events->on_down) return;
     if (was_up) e->events->on_down(e->user, c, why, text);
     if (refused) e->events->on_down(e->user, NULL, why, text);
@@ -193,6 +201,14 @@ static void on_hello(struct td_conn *c, const struct td_msg *m) {
     if (e->events->on_up) e->events->on_up(e->user, c, m);
 }
 
+static void send_hello(struct td_conn *c) {
+    struct td_msg m = {.type = TD_MSG_HELLO, .hello = *c->e->hello};
+    struct td_error err;
+    c->state = WAIT_REPLY;
+    td_status st = send_now(c, &m, &err);
+    if (st != TD_OK) lose(c, st, err.text);
+}
+
 static void on_hello_reply(struct td_conn *c, const struct td_msg *m) {
     struct endpoint *e = c->e;
     char text[TD_TEXT_MAX + 64];
@@ -213,6 +229,66 @@ static void on_hello_reply(struct td_conn *c, const struct td_msg *m) {
     if (e->events->on_up) e->events->on_up(e->user, c, m);
 }
 
+/* ---- the challenge, over TCP ---- */
+
+static void start_challenge(struct td_conn *c) {
+    struct endpoint *e = c->e;
+    uint8_t nonce[TD_NONCE_BYTES], out[TD_CHALLENGE_MAX];
+    struct td_challenge_party self = {e->o.role, e->o.epoch};
+    enum td_challenge_side side = e->dialer ? TD_CHALLENGE_CALLER : TD_CHALLENGE_HOST;
+    if (getrandom(nonce, sizeof nonce, 0) != sizeof nonce) {
+        lose(c, TD_IO, "no random numbers from the system");
+        return;
+    }
+    td_challenge_init(&c->challenge, e->o.key, side, TD_CHALLENGE_CONTROL, 0, self, nonce);
+    td_stream_limit(c->stream, TD_CHALLENGE_MAX);
+    if (side == TD_CHALLENGE_HOST) return;
+    size_t len = td_challenge_open(&c->challenge, out);
+    if (td_stream_send(c->stream, out, len) != TD_OK)
+        lose(c, TD_UNREACHABLE, "the challenge cannot be sent");
+}
+
+static void on_challenge(struct td_conn *c, const uint8_t *bytes, size_t len) {
+    uint8_t out[TD_CHALLENGE_MAX];
+    size_t out_len;
+    struct td_error err;
+    td_status st = td_challenge_take(&c->challenge, bytes, len, out, &out_len, &err);
+    if (out_len && td_stream_send(c->stream, out, out_len) != TD_OK && st == TD_OK)
+        st = td_fail(&err, TD_UNREACHABLE, "the challenge cannot be answered");
+    if (st != TD_OK) {
+        struct endpoint *e = c->e;
+        if (e->dialer) {
+            lose(c, st, err.text);
+            return;
+        }
+        retire(c, out_len > 0); /* so that it hears why */
+        if (e->events->on_stranger) e->events->on_stranger(e->user, st, err.text);
+        return;
+    }
+    if (!c->challenge.done) return;
+    td_stream_limit(c->stream, TD_FRAME_BYTES_MAX);
+    c->heard_ns = td_now_ns();
+    if (c->e->dialer)
+        send_hello(c);
+    else
+        c->state = WAIT_HELLO;
+}
+
+/* Whoever comes with the key gets in, however many there are without: the oldest of these leaves.
+ */
+static void bound_strangers(struct endpoint *e) {
+    struct td_conn *oldest = NULL;
+    int n = 0;
+    TD_LIST_EACH (&e->conns, it) {
+        struct td_conn *c = TD_CONTAINER(it, struct td_conn, link);
+        if (c->state != PROVING) continue;
+        if (!oldest) oldest = c;
+        n++;
+    }
+    if (n > TD_LINK_STRANGERS_MAX)
+        lose(oldest, TD_BUSY, "as many connections as may be are waiting to prove the cluster key");
+}
+
 /* ---- the stream's events ---- */
 
 static void on_up_msg(struct td_conn *c, const struct td_msg *m) {
@@ -230,6 +306,10 @@ static void on_frame(void *user, const uint8_t *bytes, size_t len) {
     struct td_conn *c = user;
     struct td_error err = {0};
     struct td_msg m;
+    if (c->state == PROVING) {
+        on_challenge(c, bytes, len);
+        return;
+    }
     c->heard_ns = td_now_ns();
     td_status st = td_msg_decode(bytes, len, c->e->arena, &m, &err);
     if (st == TD_UNSUPPORTED && c->state == UP) return; /* a newer peer's; we can do without */
@@ -276,21 +356,25 @@ static struct td_conn *conn_create(struct endpoint *e, struct td_stream *s, enum
 }
 
 static void on_accept(void *user, struct td_stream *s) {
-    (void)conn_create(user, s, WAIT_HELLO);
+    struct endpoint *e = user;
+    struct td_conn *c = conn_create(e, s, e->tcp ? PROVING : WAIT_HELLO);
+    if (!c || !e->tcp) return;
+    start_challenge(c);
+    bound_strangers(e);
 }
 
 static void on_connect(void *user, struct td_stream *s) {
     struct endpoint *e = user;
-    struct td_conn *c = conn_create(e, s, WAIT_REPLY);
+    struct td_conn *c = conn_create(e, s, e->tcp ? PROVING : WAIT_REPLY);
     if (!c) {
         td_dialer_redial(e->dialer, false);
         return;
     }
     snprintf(c->peer_name, sizeof c->peer_name, "router");
-    struct td_msg m = {.type = TD_MSG_HELLO, .hello = *e->hello};
-    struct td_error err;
-    td_status st = send_now(c, &m, &err);
-    if (st != TD_OK) lose(c, st, err.text);
+    if (e->tcp)
+        start_challenge(c);
+    else
+        send_hello(c);
 }
 
 /* ---- interface ---- */
@@ -320,12 +404,23 @@ void td_conn_close(struct td_conn *c) {
     retire(c, true);
 }
 
-static td_status endpoint_create(uv_loop_t *loop, const struct td_link_options *o,
+static td_status endpoint_create(uv_loop_t *loop, const char *address,
+                                 const struct td_link_options *o,
                                  const struct td_link_events *events, void *user,
                                  struct endpoint **ret, struct td_stream_limits *ret_limits,
                                  struct td_error *err) {
+    bool tcp;
+    TD_TRY(td_address_is_tcp(address, &tcp, err));
+    if (tcp && !o->key)
+        return td_fail(
+            err, TD_CONFIG,
+            "%s: expected a cluster key for a control link over TCP, found none: set "
+            "cluster_key_file, to the same secret on every host (head -c 32 /dev/urandom "
+            "| base64 > FILE; chmod 600 FILE)",
+            address);
     struct endpoint *e = calloc(1, sizeof *e);
     if (!e) return td_fail(err, TD_NO_MEMORY, "no memory for control links");
+    e->tcp = tcp;
     if (td_msg_arena_create(&e->arena) != TD_OK) {
         free(e);
         return td_fail(err, TD_NO_MEMORY, "no memory for control links");
@@ -357,7 +452,7 @@ td_status td_link_server_create(uv_loop_t *loop, const char *address,
                                 struct td_link_server **ret, struct td_error *err) {
     struct endpoint *e = NULL;
     struct td_stream_limits limits;
-    TD_TRY(endpoint_create(loop, o, events, user, &e, &limits, err));
+    TD_TRY(endpoint_create(loop, address, o, events, user, &e, &limits, err));
     td_status st =
         td_listener_create(loop, address, &limits, max_conns, on_accept, e, &e->listener, err);
     if (st != TD_OK) {
@@ -366,6 +461,10 @@ td_status td_link_server_create(uv_loop_t *loop, const char *address,
     }
     *ret = (struct td_link_server *)e;
     return TD_OK;
+}
+
+uint16_t td_link_server_port(const struct td_link_server *s) {
+    return td_listener_port(s->e.listener);
 }
 
 void td_link_server_destroy(struct td_link_server *s) {
@@ -380,7 +479,7 @@ td_status td_link_client_create(uv_loop_t *loop, const char *address,
     struct td_stream_limits limits;
     struct td_msg m = {.type = TD_MSG_HELLO, .hello = *hello};
     TD_TRY(td_msg_check(&m, err));
-    TD_TRY(endpoint_create(loop, o, events, user, &e, &limits, err));
+    TD_TRY(endpoint_create(loop, address, o, events, user, &e, &limits, err));
     e->hello = hello;
     td_status st = td_dialer_create(loop, address, &limits, BACKOFF_MIN_MS, BACKOFF_MAX_MS,
                                     on_connect, e, &e->dialer, err);

@@ -1,6 +1,11 @@
 /* Control links between the router and its workers: framed streams that carry messages, opened
  * by hello and hello_reply, kept by heartbeats both ways, and ended by silence.
  *
+ * Over a Unix socket the system vouches for the other side's user. Over TCP both sides first prove
+ * that they know the cluster key (common/auth/challenge.h), in frames of their own; until then
+ * nothing else is decoded, a frame may have 64 bytes, the whole opening has peer_timeout_ms, and
+ * TD_LINK_STRANGERS_MAX connections at most are in that state, the newest of which stay.
+ *
  * The worker dials (td_link_client) and dials again for ever; the router listens
  * (td_link_server). Both see a connection as `struct td_conn` between on_up and on_down. */
 #ifndef TD_PROTO_LINK_H
@@ -8,6 +13,7 @@
 
 #include <uv.h>
 
+#include "common/auth/key.h"
 #include "proto/msg.h"
 
 struct td_conn;
@@ -18,9 +24,12 @@ struct td_link_options {
     uint32_t peer_timeout_ms; /* silence, and time for the hello exchange, before a link is lost */
     size_t queue_max;         /* bytes waiting for a slow peer before it is dropped;
                                * 0: TD_LINK_QUEUE_DEFAULT */
+    enum td_role role;        /* ours, in the challenge */
+    /* The cluster key; outlives the link. Without one a TCP address is refused. */
+    const struct td_cluster_key *key;
 };
 
-enum { TD_LINK_QUEUE_DEFAULT = 4 * TD_FRAME_BYTES_MAX };
+enum { TD_LINK_QUEUE_DEFAULT = 4 * TD_FRAME_BYTES_MAX, TD_LINK_STRANGERS_MAX = 16 };
 
 /* All callbacks come from the loop. Every pointer but on_msg may be NULL. */
 struct td_link_events {
@@ -34,6 +43,8 @@ struct td_link_events {
     /* After on_up: the link is lost, `c` is dead when this returns, `text` is a sentence. Client
      * only: also for a refused hello (c == NULL), each time it is refused; then it dials again. */
     void (*on_down)(void *user, struct td_conn *c, td_status why, const char *text);
+    /* Server: somebody dialed in over TCP and did not prove to know the cluster key. */
+    void (*on_stranger)(void *user, td_status why, const char *text);
     /* A heartbeat is about to be sent: fill in the load (epoch and seq are set already). A worker
      * also sends its LEDGER from here. */
     void (*on_beat)(void *user, struct td_conn *c, struct td_msg_heartbeat *beat);
@@ -55,10 +66,13 @@ void td_conn_close(struct td_conn *c);
 
 struct td_link_server;
 /* `events` is kept by pointer. `max_conns` bounds connections, with or without hello. */
+/* CONFIG: a TCP address without a cluster key. */
 TD_MUST_USE td_status td_link_server_create(uv_loop_t *loop, const char *address,
                                             const struct td_link_options *o, uint32_t max_conns,
                                             const struct td_link_events *events, void *user,
                                             struct td_link_server **ret, struct td_error *err);
+/* The TCP port really bound, 0 for a Unix socket. */
+uint16_t td_link_server_port(const struct td_link_server *s);
 /* Closes the socket and every connection (flushed), without on_down; the memory goes with the
  * loop's close callbacks. NULL is fine. */
 void td_link_server_destroy(struct td_link_server *s);

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include "common/base/notify.h"
 #include "common/base/role_args.h"
 #include "common/io/loop.h"
+#include "common/io/stream.h"
 
 enum { JOBS_MAX = 8, DRAIN_MS = 3000, ALIVE_MS = 1000 };
 
@@ -32,7 +34,37 @@ struct td_host {
     struct td_notify notify; /* the service manager */
     struct td_timer *alive;  /* asks whether it deserves a sign of life */
     enum td_role role;
+    struct td_cluster_key *key;  /* NULL when nothing needs it */
+    char down_text[TD_TEXT_MAX]; /* why the router could not be reached last */
 };
+
+/* ---- the network ---- */
+
+static td_status load_key(const struct td_config *c, struct td_cluster_key **ret,
+                          struct td_error *err) {
+    *ret = NULL;
+    return c->cluster_key_file[0] ? td_cluster_key_load(c->cluster_key_file, ret, err) : TD_OK;
+}
+
+td_status td_host_env(struct td_config *c, struct td_error *err) {
+    bool tcp = false;
+    struct td_cluster_key *key = NULL;
+    if (c->router_control[0]) TD_TRY(td_address_is_tcp(c->router_control, &tcp, err));
+    if (c->lane == TD_LANE_AUTO) c->lane = tcp ? TD_LANE_TCP : TD_LANE_SHM;
+    if (c->lane == TD_LANE_TCP || tcp) {
+        const char *what = tcp ? "router.control" : "lane = tcp";
+        if (!c->cluster_key_file[0])
+            return td_fail(
+                err, TD_CONFIG,
+                "%s: expected cluster_key_file, found none: processes that talk over TCP "
+                "share a secret (head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE; "
+                "the same on every host)",
+                what);
+        TD_TRY(load_key(c, &key, err));
+        td_cluster_key_free(key);
+    }
+    return td_xfer_env(c->lane == TD_LANE_TCP ? TD_XFER_TCP : TD_XFER_SHM, c->lane_device, err);
+}
 
 uint64_t td_host_epoch(void) {
     uint64_t e = 0;
@@ -42,15 +74,19 @@ uint64_t td_host_epoch(void) {
 }
 
 void td_host_hello_init(struct td_msg_hello *hello, enum td_role role, const char *name,
-                        uint64_t epoch, const struct td_config *config, char *settings,
-                        size_t cap) {
+                        const struct td_host *h, char *settings, size_t cap) {
     *hello = (struct td_msg_hello){.version = TD_PROTO_VERSION,
                                    .role = role,
-                                   .epoch = epoch,
+                                   .epoch = h->epoch,
                                    .pid = (uint64_t)getpid(),
                                    .settings = settings};
     snprintf(hello->name, sizeof hello->name, "%s", name);
-    hello->settings_len = td_config_text(config, settings, cap);
+    size_t n = td_config_text(h->config, settings, cap);
+    /* What UCX really uses, beside what was asked for. */
+    int more = snprintf(settings + n, cap - n, "lane_transport = %s\n",
+                        td_xfer_transport(td_plane_xfer(h->plane)));
+    hello->settings_len = more > 0 && (size_t)more < cap - n ? n + (size_t)more : n;
+    settings[hello->settings_len] = 0;
 }
 
 /* ---- the router's link ---- */
@@ -58,6 +94,7 @@ void td_host_hello_init(struct td_msg_hello *hello, enum td_role role, const cha
 static void on_up(void *user, struct td_conn *c, const struct td_msg *first) {
     (void)c;
     struct td_host *h = user;
+    h->down_text[0] = 0;
     td_notify_status(&h->notify, "serving; linked with router %016llx",
                      (unsigned long long)first->hello_reply.epoch);
     h->events->on_router_up(h->user, &first->hello_reply);
@@ -72,6 +109,8 @@ static void on_msg(void *user, struct td_conn *c, const struct td_msg *m) {
 static void on_down(void *user, struct td_conn *c, td_status why, const char *text) {
     struct td_host *h = user;
     td_notify_status(&h->notify, "waiting for the router: %s", text);
+    if (!c && strcmp(text, h->down_text) == 0) return; /* said already */
+    snprintf(h->down_text, sizeof h->down_text, "%s", c ? "" : text);
     h->events->on_router_down(h->user, c != NULL, why, text);
 }
 
@@ -130,6 +169,23 @@ static void on_deadline(void *user) {
 
 /* ---- interface ---- */
 
+static void log_lane(const struct td_host *h) {
+    const struct td_config *c = h->config;
+    struct td_xfer *x = td_plane_xfer(h->plane);
+    bool tcp = td_xfer_lane_of(x) == TD_XFER_TCP;
+    td_info("lane %s: %s", tcp ? "tcp" : "shm", td_xfer_transport(x));
+    if (tcp && strcmp(c->lane_device, "lo") != 0)
+        td_warn(
+            "lane tcp: UCX listens on %s, which must be a private network: it trusts whoever is in "
+            "that subnet, and nothing is encrypted there",
+            c->lane_device);
+    if (c->router_control[0])
+        td_warn(
+            "router.control %s must be reached over a private network: both ends prove the cluster "
+            "key, but nothing is encrypted",
+            c->router_control);
+}
+
 static td_status open_parts(struct td_host *h, uint32_t max_peers, uint32_t sends_per_peer,
                             struct td_error *err) {
     if (td_signals_create(&h->loop, on_signal, h, &h->signals) != TD_OK ||
@@ -141,12 +197,18 @@ static td_status open_parts(struct td_host *h, uint32_t max_peers, uint32_t send
     h->check.data = h;
     h->check_open = true;
     uv_check_start(&h->check, on_check);
-    TD_TRY(td_plane_create(&h->loop, &h->events->plane, h->user, max_peers, sends_per_peer,
-                           &h->plane, err));
+    TD_TRY(load_key(h->config, &h->key, err));
+    struct td_plane_options po = {.max_peers = max_peers,
+                                  .sends_per_peer = sends_per_peer,
+                                  .key = h->key,
+                                  .role = h->role,
+                                  .epoch = h->epoch};
+    TD_TRY(td_plane_create(&h->loop, &h->events->plane, h->user, &po, &h->plane, err));
+    log_lane(h);
     return td_jobs_create(&h->loop, JOBS_MAX, "engine", &h->jobs, err);
 }
 
-td_status td_host_create(const struct td_config *config, uint64_t epoch,
+td_status td_host_create(const struct td_config *config, enum td_role role, uint64_t epoch,
                          const struct td_host_events *events, void *user, uint32_t max_peers,
                          uint32_t sends_per_peer, uint32_t stop_ms, struct td_host **ret,
                          struct td_error *err) {
@@ -157,6 +219,7 @@ td_status td_host_create(const struct td_config *config, uint64_t epoch,
         return td_fail(err, TD_IO, "the event loop cannot start");
     }
     h->config = config;
+    h->role = role;
     h->epoch = epoch;
     h->events = events;
     h->user = user;
@@ -176,9 +239,13 @@ td_status td_host_create(const struct td_config *config, uint64_t epoch,
 
 td_status td_host_dial(struct td_host *h, const struct td_msg_hello *hello, struct td_error *err) {
     char address[TD_CONFIG_STRING_MAX + sizeof "/router.sock"];
-    snprintf(address, sizeof address, "%s/router.sock", h->config->run_dir);
-    h->role = hello->role;
+    if (h->config->router_control[0])
+        snprintf(address, sizeof address, "%s", h->config->router_control);
+    else
+        snprintf(address, sizeof address, "%s/router.sock", h->config->run_dir);
     struct td_link_options o = {.epoch = h->epoch,
+                                .role = h->role,
+                                .key = h->key,
                                 .heartbeat_ms = (uint32_t)h->config->heartbeat_ms,
                                 .peer_timeout_ms = (uint32_t)h->config->peer_timeout_ms};
     return td_link_client_create(&h->loop, address, &o, hello, &link_events, h, &h->router, err);
@@ -196,6 +263,8 @@ td_status td_host_destroy(struct td_host *h) {
     td_jobs_destroy(h->jobs);
     td_link_client_destroy(h->router);
     td_plane_destroy(h->plane);
+    td_cluster_key_free(h->key);
+    h->key = NULL;
     td_timer_destroy(h->deadline);
     td_timer_destroy(h->stop_timer);
     td_timer_destroy(h->alive);

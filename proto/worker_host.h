@@ -15,7 +15,8 @@ struct td_host;
 struct td_host_events {
     void (*on_message)(void *user, const struct td_msg *m); /* from the router */
     void (*on_router_up)(void *user, const struct td_msg_hello_reply *r);
-    /* The link was lost (`was_up`), or the router refused our hello; it is dialed again. */
+    /* The link was lost (`was_up`), or could not be opened, said again only when the reason is
+     * another; it is dialed again. */
     void (*on_router_down)(void *user, bool was_up, td_status why, const char *text);
     /* Fills in how much work there is; changes nothing. Also asked without a link. */
     void (*on_beat)(void *user, struct td_msg_heartbeat *beat, struct td_msg_ledger *ledger);
@@ -27,22 +28,27 @@ struct td_host_events {
     struct td_plane_events plane;
 };
 
+/* Chooses the lane for this process and writes it into the configuration; checks what talking over
+ * a network needs. Early in main, before any thread. CONFIG: a sentence says what to set. */
+TD_MUST_USE td_status td_host_env(struct td_config *config, struct td_error *err);
+
 /* A random number that names this process. */
 uint64_t td_host_epoch(void);
 
-/* Fills what follows from the process and its configuration; `settings` [cap] holds the text and
- * must outlive the hello. The role adds what follows from its engine. */
+/* Fills what follows from the process, its configuration and its lane; `settings` [cap] holds the
+ * text and must outlive the hello. The role adds what follows from its engine. */
 void td_host_hello_init(struct td_msg_hello *hello, enum td_role role, const char *name,
-                        uint64_t epoch, const struct td_config *config, char *settings, size_t cap);
+                        const struct td_host *h, char *settings, size_t cap);
 
 /* `config` and `events` must outlive the host. `max_peers` and `sends_per_peer` are the data
  * plane's; a message that finds no room is a link lost, so the machine's limits decide. `stop_ms`
  * bounds the orderly end. */
-TD_MUST_USE td_status td_host_create(const struct td_config *config, uint64_t epoch,
-                                     const struct td_host_events *events, void *user,
-                                     uint32_t max_peers, uint32_t sends_per_peer, uint32_t stop_ms,
-                                     struct td_host **ret, struct td_error *err);
-/* Dials run_dir/router.sock, for ever. `hello` must outlive the host. */
+TD_MUST_USE td_status td_host_create(const struct td_config *config, enum td_role role,
+                                     uint64_t epoch, const struct td_host_events *events,
+                                     void *user, uint32_t max_peers, uint32_t sends_per_peer,
+                                     uint32_t stop_ms, struct td_host **ret, struct td_error *err);
+/* Dials router.control, or run_dir/router.sock when that is empty, for ever. `hello` must outlive
+ * the host. */
 TD_MUST_USE td_status td_host_dial(struct td_host *h, const struct td_msg_hello *hello,
                                    struct td_error *err);
 /* Tells the service manager that the worker is ready, router or not, and serves until stopped. */

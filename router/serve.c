@@ -9,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/io/stream.h"
 #include "router/serve_parts.h"
 
 /* ---- the loading job ---- */
@@ -134,6 +135,27 @@ static td_status name_model(struct td_serve *s, struct td_error *err) {
     return TD_OK;
 }
 
+/* Before anything is opened: a router without it would let nobody in. */
+static td_status load_key(struct td_serve *s, struct td_error *err) {
+    const struct td_config *c = s->config;
+    bool tcp;
+    if (!c->router_control[0]) return TD_OK;
+    TD_TRY(td_address_is_tcp(c->router_control, &tcp, err));
+    if (!tcp)
+        return td_fail(
+            err, TD_CONFIG,
+            "router.control: expected address:port (the Unix socket in run_dir is always "
+            "there), found %s",
+            c->router_control);
+    if (!c->cluster_key_file[0])
+        return td_fail(
+            err, TD_CONFIG,
+            "router.control: expected cluster_key_file, found none: processes that talk "
+            "over TCP share a secret (head -c 32 /dev/urandom | base64 > FILE; chmod 600 "
+            "FILE; the same on every host)");
+    return td_cluster_key_load(c->cluster_key_file, &s->key, err);
+}
+
 /* Clients never get the last descriptors: a worker whose link found none could not come back for as
  * long as they hold on. */
 static uint32_t connections_max(const struct td_config *c) {
@@ -167,6 +189,7 @@ static td_status start(struct td_serve *s, struct td_error *err) {
     };
     if (getrandom(&s->epoch, sizeof s->epoch, 0) != sizeof s->epoch || s->epoch == 0)
         return td_fail(err, TD_IO, "no random numbers from the system");
+    TD_TRY(load_key(s, err));
     td_http_limits_defaults(&limits);
     limits.body_bytes = s->config->router_max_body;
     limits.connections = connections_max(s->config);
@@ -219,7 +242,8 @@ void td_serve_stop(struct td_serve *s) {
     }
     if (s->http) td_http_server_stop(s->http);
     td_link_server_destroy(s->links);
-    s->links = NULL;
+    td_link_server_destroy(s->remote_links);
+    s->links = s->remote_links = NULL;
     for (int i = 0; i < TD_FLEET_WORKERS_MAX; i++)
         s->workers[i].conn = NULL;
     td_timer_destroy(s->deadline);
@@ -243,5 +267,6 @@ void td_serve_destroy(struct td_serve *s) {
     td_tokenizer_destroy(s->tokenizer);
     td_json_out_free(&s->scratch);
     td_notify_close(&s->notify);
+    td_cluster_key_free(s->key);
     free(s);
 }

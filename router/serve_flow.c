@@ -168,8 +168,16 @@ static void on_down(void *user, struct td_conn *c, td_status why, const char *te
     td_serve_step(s, &ev);
 }
 
-static const struct td_link_events link_events = {
-    .on_hello = on_hello, .on_up = on_up, .on_msg = on_msg, .on_down = on_down};
+static void on_stranger(void *user, td_status why, const char *text) {
+    struct td_serve *s = user;
+    if (td_log_due(&s->stranger_ns)) td_warn("router.control: %s (%s)", text, td_status_name(why));
+}
+
+static const struct td_link_events link_events = {.on_hello = on_hello,
+                                                  .on_up = on_up,
+                                                  .on_msg = on_msg,
+                                                  .on_down = on_down,
+                                                  .on_stranger = on_stranger};
 
 /* ---- start ---- */
 
@@ -197,6 +205,7 @@ td_status td_serve_start_flow(struct td_serve *s, struct td_error *err) {
         .eos = s->chat.eos,
     };
     struct td_link_options lo = {.epoch = s->epoch,
+                                 .role = TD_ROLE_ROUTER,
                                  .heartbeat_ms = (uint32_t)c->heartbeat_ms,
                                  .peer_timeout_ms = (uint32_t)c->peer_timeout_ms};
     char address[TD_CONFIG_STRING_MAX + 16];
@@ -207,6 +216,15 @@ td_status td_serve_start_flow(struct td_serve *s, struct td_error *err) {
     TD_TRY(td_link_server_create(s->loop, address, &lo, WORKER_LINKS, &link_events, s, &s->links,
                                  err));
     td_info("workers may dial %s", address);
+    if (!c->router_control[0]) return TD_OK;
+    lo.key = s->key;
+    TD_TRY(td_link_server_create(s->loop, c->router_control, &lo,
+                                 WORKER_LINKS + 2 * TD_LINK_STRANGERS_MAX, &link_events, s,
+                                 &s->remote_links, err));
+    td_warn(
+        "workers may dial %s (port %u) with the cluster key; it must be a private network, since "
+        "nothing is encrypted there",
+        c->router_control, td_link_server_port(s->remote_links));
     return TD_OK;
 }
 

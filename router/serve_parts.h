@@ -36,6 +36,9 @@ struct td_serve {
 
     struct td_http_server *http;
     struct td_link_server *links;
+    struct td_link_server *remote_links; /* over TCP; NULL without router.control */
+    struct td_cluster_key *key;          /* for them */
+    uint64_t stranger_ns;                /* when one was logged last */
     struct td_flow *flow; /* NULL while loading */
     struct td_timer *deadline, *tick;
     struct td_serve_worker workers[TD_FLEET_WORKERS_MAX];

@@ -106,8 +106,8 @@ static td_status take_proof(const struct td_challenge *c, const void *bytes, str
     struct proof m;
     uint8_t want[TD_MAC_BYTES];
     memcpy(&m, bytes, sizeof m);
-    TD_TRY(mac(c, proof_label(c->side == TD_CHALLENGE_HOST ? TD_CHALLENGE_CALLER
-                                                           : TD_CHALLENGE_HOST),
+    TD_TRY(mac(c,
+               proof_label(c->side == TD_CHALLENGE_HOST ? TD_CHALLENGE_CALLER : TD_CHALLENGE_HOST),
                want));
     if (td_secret_equal(m.mac, want, sizeof want)) return TD_OK;
     return td_fail(err, TD_MISMATCH,
@@ -125,7 +125,8 @@ static td_status check_head(const struct td_challenge *c, const struct head *h, 
         c->side == TD_CHALLENGE_HOST ? TD_CHALLENGE_CALLER : TD_CHALLENGE_HOST;
     if (h->magic != MAGIC || h->version != VERSION)
         return td_fail(err, TD_PROTOCOL,
-                       "cluster key: expected a challenge of version %d, found other bytes", VERSION);
+                       "cluster key: expected a challenge of version %d, found other bytes",
+                       VERSION);
     if (h->purpose != c->purpose || h->side != other)
         return td_fail(err, TD_PROTOCOL,
                        "cluster key: expected side %d for purpose %d, found side %d for %d", other,

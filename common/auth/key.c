@@ -22,8 +22,8 @@ static const char how[] = "make one with: head -c 32 /dev/urandom | base64 > FIL
 td_status td_cluster_key_make(const void *bytes, size_t len, struct td_cluster_key **ret_key,
                               struct td_error *err) {
     if (len < TD_KEY_MIN || len > TD_KEY_MAX)
-        return td_fail(err, TD_INVALID, "cluster key: expected %d to %d bytes, found %zu", TD_KEY_MIN,
-                       TD_KEY_MAX, len);
+        return td_fail(err, TD_INVALID, "cluster key: expected %d to %d bytes, found %zu",
+                       TD_KEY_MIN, TD_KEY_MAX, len);
     struct td_cluster_key *key = calloc(1, sizeof *key);
     if (!key) return td_fail(err, TD_NO_MEMORY, "no memory for the cluster key");
     char digest[] = "SHA256";
@@ -95,8 +95,8 @@ td_status td_cluster_key_mac(const struct td_cluster_key *key, const char *label
     size_t out = 0;
     EVP_MAC_CTX *c = EVP_MAC_CTX_dup(key->keyed);
     bool ok = c && EVP_MAC_update(c, (const unsigned char *)label, strlen(label) + 1) == 1 &&
-              EVP_MAC_update(c, bytes, len) == 1 && EVP_MAC_final(c, mac, &out, TD_MAC_BYTES) == 1 &&
-              out == TD_MAC_BYTES;
+              EVP_MAC_update(c, bytes, len) == 1 &&
+              EVP_MAC_final(c, mac, &out, TD_MAC_BYTES) == 1 && out == TD_MAC_BYTES;
     EVP_MAC_CTX_free(c);
     return ok ? TD_OK : TD_INTERNAL;
 }

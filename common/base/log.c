@@ -2,10 +2,11 @@
 #include "common/base/log.h"
 
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "common/base/clock.h"
 
 static const char *log_who = "tandem";
 static enum td_log_level log_min = TD_LOG_INFO;
@@ -42,6 +43,13 @@ void td_log(enum td_log_level level, const char *fmt, ...) {
     line[used++] = '\n';
     ssize_t written = write(STDERR_FILENO, line, used);
     (void)written; /* nowhere to report that reporting failed */
+}
+
+bool td_log_due(uint64_t *last_ns) {
+    uint64_t now = td_now_ns();
+    if (*last_ns != 0 && now - *last_ns < 10000000000u) return false;
+    *last_ns = now;
+    return true;
 }
 
 void td_log_lines(enum td_log_level level, const char *prefix, const char *text) {

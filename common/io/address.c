@@ -42,3 +42,10 @@ td_status td_address_parse(const char *text, struct td_address *ret, struct td_e
     *ret = a;
     return TD_OK;
 }
+
+td_status td_address_is_tcp(const char *address, bool *ret_tcp, struct td_error *err) {
+    struct td_address a;
+    TD_TRY(td_address_parse(address, &a, err));
+    *ret_tcp = !a.is_unix;
+    return TD_OK;
+}

@@ -26,6 +26,7 @@ struct td_stream {
     uv_timer_t flush_timer;
     uv_write_t write_req;
     struct td_stream_limits limits;
+    uint32_t rx_max; /* bytes of a received frame, at most limits.frame_max */
     struct buffer rx, out[2];
     int collecting; /* out[collecting] takes frames, the other one is being written */
     bool writing, flushing;
@@ -60,6 +61,7 @@ td_status td_stream_create(uv_loop_t *loop, bool is_unix, const struct td_stream
     struct td_stream *s = calloc(1, sizeof *s);
     if (!s) return TD_NO_MEMORY;
     s->limits = *limits;
+    s->rx_max = limits->frame_max;
     int rc = is_unix ? uv_pipe_init(loop, &s->handle.pipe, 0) : uv_tcp_init(loop, &s->handle.tcp);
     if (rc != 0) {
         free(s);
@@ -180,6 +182,10 @@ static void write_collected(struct td_stream *s) {
     }
 }
 
+void td_stream_limit(struct td_stream *s, uint32_t frame_max) {
+    s->rx_max = frame_max < s->limits.frame_max ? frame_max : s->limits.frame_max;
+}
+
 size_t td_stream_queued(const struct td_stream *s) {
     return s->out[s->collecting].used +
            (s->writing ? uv_stream_get_write_queue_size(&s->handle.stream) : 0);
@@ -242,10 +248,10 @@ static void parse(struct td_stream *s) {
     size_t at = 0, need = 0;
     while (!s->closing && !s->flushing && s->rx.used - at >= HEADER_BYTES) {
         size_t len = frame_len(s->rx.bytes + at);
-        if (len > s->limits.frame_max) {
+        if (len > s->rx_max) {
             char text[sizeof s->text];
             snprintf(text, sizeof text, "a frame of %zu bytes, the limit is %u", len,
-                     s->limits.frame_max);
+                     s->rx_max);
             go_down(s, TD_PROTOCOL, text);
             return;
         }

@@ -10,6 +10,7 @@
 #ifndef TD_COMMON_IO_STREAM_H
 #define TD_COMMON_IO_STREAM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <uv.h>
@@ -46,6 +47,10 @@ void td_stream_end(struct td_stream *s, size_t used);
 /* The same for bytes that already exist. */
 TD_MUST_USE td_status td_stream_send(struct td_stream *s, const uint8_t *bytes, size_t len);
 
+/* How long the frames may be that are received from now on, up to the frame_max it was made with: who
+ * has not yet proven anything gets little room. */
+void td_stream_limit(struct td_stream *s, uint32_t frame_max);
+
 /* Bytes accepted by td_stream_end and not yet by the kernel. */
 size_t td_stream_queued(const struct td_stream *s);
 
@@ -69,6 +74,9 @@ TD_MUST_USE td_status td_listener_create(uv_loop_t *loop, const char *address,
                                          struct td_listener **ret, struct td_error *err);
 /* Stops listening and removes the socket file; accepted streams live on. NULL is fine. */
 void td_listener_close(struct td_listener *l);
+/* Whether an address is TCP: everything but a Unix socket, whose peer the system vouches for.
+ * CONFIG: it is no address. */
+TD_MUST_USE td_status td_address_is_tcp(const char *address, bool *ret_tcp, struct td_error *err);
 /* The TCP port really bound (address "host:0"), 0 for a Unix socket. */
 uint16_t td_listener_port(const struct td_listener *l);
 /* Peers dropped because of their user or of max_streams. */

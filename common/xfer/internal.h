@@ -18,12 +18,23 @@ enum {
     TD_XFER_PEERS_MAX = 80,
     TD_XFER_ACK_EVERY = 4,
     TD_XFER_SENDS_MAX = 4096,
-    /* UCX takes at most 16 elements per progress call; all are delivered before the next. */
-    TD_XFER_INBOX = 64,
+    /* shm: UCX takes at most 16 elements per progress call; all are delivered before the next. tcp:
+     * it takes what 16 sockets hold, and a window is all that a link has under way. */
+    TD_XFER_INBOX = TD_XFER_FIFO,
     /* UCX unmaps a closed endpoint's memory from progress, a call or two later. */
     TD_XFER_CLOSE_ROUNDS = 3,
     TD_XFER_MADE_MAX = 256, /* addresses whose endpoints are counted (pairing.c) */
     TD_XFER_CATCH_UP_MAX = 16,
+    /* tcp lane: a piece travels as one message of UCX's TCP, so it is bounded by its receive
+     * buffer, which should stay in the processor's cache until it is copied. */
+    TD_XFER_PIECE_BYTES = 65536,
+    TD_XFER_PIECES = 16,      /* of a link with UCX at one time */
+    TD_XFER_UNPROVEN_MAX = 8, /* callers in the challenge at one time */
+    /* tcp: an endpoint is not closed sooner. UCX 1.13's connection manager remembers an event of a
+     * socket by its number; when that is closed while it still connects, the event may be given to
+     * the next socket of the number, where it is a failed assertion and the end of the process. */
+    TD_XFER_SETTLE_MS = 100,
+    TD_XFER_PROVE_MS = 5000, /* for the challenge, from the first word to the last */
 };
 _Static_assert(TD_XFER_PER_LINK *TD_XFER_PEERS_MAX <= TD_XFER_FIFO, "FIFOs cannot fill");
 _Static_assert(TD_XFER_WINDOW - (TD_XFER_ACK_EVERY - 1) >= TD_XFER_FRAGMENTS_MAX,
@@ -45,6 +56,16 @@ struct td_xfer_note { /* HELLO, ACK or BYE under way */
     bool busy;
 };
 
+struct td_xfer_piece {       /* of a put, under way */
+    struct td_xfer_req *req; /* NULL: free */
+    struct td_xfer_piece_head head;
+};
+
+struct td_xfer_grant { /* region NULL: none */
+    struct td_xfer_region *region;
+    uint64_t offset, bytes;
+};
+
 enum td_xfer_state { TD_XFER_OPEN, TD_XFER_LOST, TD_XFER_CLOSING };
 
 struct td_xfer_peer {
@@ -60,6 +81,8 @@ struct td_xfer_peer {
     bool said_bye; /* by the other side: it needs none from us */
     td_status why;
     char sentence[192];
+    bool ep_closed;
+    uint64_t made_ns; /* tcp: when the endpoint was made */
     void *close_request;
     uint32_t close_rounds;
 
@@ -77,11 +100,29 @@ struct td_xfer_peer {
     uint32_t assembly_len;
     uint8_t assembly_next;
     char lanes[TD_XFER_LANES_MAX];
+
+    /* tcp lane; on the shm lane every link is proven from the start */
+    bool proven;
+    bool called; /* it called us */
+    struct td_challenge challenge;
+    uint64_t prove_by_ns;
+    uint64_t to; /* we called it: the random number of its address */
+    struct td_xfer_greeting greeting;
+    struct td_xfer_note key[2], landed_note; /* a side says at most two words of the challenge */
+    uint8_t key_bytes[2][TD_CHALLENGE_MAX];
+    uint32_t keys_said;
+    uint8_t token_out[TD_TOKEN_BYTES], token_in[TD_TOKEN_BYTES];
+    struct td_xfer_grant grant;
+    struct td_xfer_piece pieces[TD_XFER_PIECES];
+    uint32_t pieces_used, pieces_out, landed; /* with UCX; given to UCX; known to be over there */
+    uint32_t pieces_in;
+    bool landed_due;
 };
 
 struct td_xfer_inbound {
     struct td_xfer_head head;
-    void *data; /* kept from UCX until delivered; NULL when empty */
+    ucp_ep_h from; /* HELLO on the tcp lane: the endpoint it came over */
+    void *data;    /* kept from UCX until delivered; NULL when empty */
     size_t len;
 };
 
@@ -96,6 +137,12 @@ struct td_xfer {
     ucp_context_h context;
     ucp_worker_h worker;
     int fd;
+    char lanes[TD_XFER_LANES_MAX]; /* of the link to ourselves */
+    /* tcp lane */
+    ucp_listener_h listener;
+    ucp_conn_request_h caller[TD_XFER_UNPROVEN_MAX]; /* to be opened outside of UCX */
+    uint32_t callers;
+    uint64_t random; /* in our address */
     uint8_t address[TD_XFER_ADDRESS_MAX];
     size_t address_len;
     struct td_xfer_made made[TD_XFER_MADE_MAX];
@@ -104,6 +151,7 @@ struct td_xfer {
     struct td_link done; /* requests UCX has finished, to be delivered */
     struct td_xfer_inbound inbox[TD_XFER_INBOX];
     uint32_t inbox_used, inbox_taken;
+    bool pump_due;    /* a link may give UCX more pieces */
     bool attention;   /* some peer has lost_due or is closing */
     bool busy_before; /* last arm found UCX busy */
     bool moved;       /* something happened since */
@@ -115,7 +163,8 @@ struct td_xfer {
 struct td_xfer_region {
     struct td_xfer *x;
     struct td_link link;
-    ucp_mem_h memory;
+    ucp_mem_h memory; /* NULL on the tcp lane */
+    uint64_t id;      /* tcp: what peers call it; random */
     void *base;
     size_t bytes;
     uint8_t key[TD_XFER_KEY_MAX];
@@ -125,12 +174,16 @@ struct td_xfer_region {
 struct td_xfer_remote {
     struct td_xfer_peer *peer;
     struct td_link link;
-    ucp_rkey_h rkey;
+    ucp_rkey_h rkey; /* NULL on the tcp lane */
+    uint64_t region; /* tcp */
     uint64_t base, bytes;
 };
 
 /* env.c */
 TD_MUST_USE td_status td_xfer_env_check(struct td_error *err);
+enum td_xfer_lane td_xfer_lane_chosen(void);
+const char *td_xfer_device(void); /* of the tcp lane */
+const char *td_xfer_lane_name(uint32_t lane);
 /* The last thing UCX complained about since td_xfer_ucx_forget(), "" when nothing. */
 void td_xfer_ucx_forget(void);
 const char *td_xfer_ucx_said(void);
@@ -142,6 +195,8 @@ struct td_xfer_peer *td_xfer_peer_find(const struct td_xfer *x, uint64_t id);
 /* A connector's HELLO came in. */
 void td_xfer_peer_accept(struct td_xfer *x, const struct td_xfer_head *hello, const void *address,
                          size_t len);
+/* tcp lane: somebody called. A link without id, of which the upper layer has not heard. */
+TD_MUST_USE td_status td_xfer_peer_called(struct td_xfer *x, ucp_conn_request_h request);
 /* Marks an open link as lost; on_lost follows from the next sweep. */
 void td_xfer_peer_fail(struct td_xfer_peer *peer, td_status why, const char *sentence);
 /* Reports losses, finishes closes; returns the number of callbacks run. */
@@ -149,6 +204,56 @@ unsigned td_xfer_peers_sweep(struct td_xfer *x);
 /* Gives back what a closed peer still holds of UCX, while the worker lives. */
 void td_xfer_peer_settle(struct td_xfer_peer *peer);
 void td_xfer_peer_free(struct td_xfer_peer *peer);
+
+/* Nobody hears of its end, neither the upper layer nor the other side. */
+void td_xfer_peer_discard(struct td_xfer_peer *peer);
+
+/* prove.c: the challenge of the tcp lane */
+TD_MUST_USE td_status td_xfer_prove_start(struct td_xfer_peer *peer, enum td_challenge_side side,
+                                          struct td_error *err);
+/* The connector's HELLO; on the shm lane the bare address. */
+void td_xfer_hello(struct td_xfer_peer *peer);
+/* tcp lane: a HELLO came in over the endpoint `from`. */
+void td_xfer_greeted(struct td_xfer *x, const struct td_xfer_head *hello, ucp_ep_h from,
+                     const void *bytes, size_t len);
+/* The next word of the other side's. */
+void td_xfer_prove(struct td_xfer_peer *peer, const void *bytes, size_t len);
+void td_xfer_stranger(struct td_xfer *x, const char *sentence);
+bool td_xfer_token_is_good(const struct td_xfer_peer *peer, const uint8_t token[TD_TOKEN_BYTES]);
+/* Gives up links that did not prove themselves in time; returns the next such time. */
+uint64_t td_xfer_prove_expire(struct td_xfer *x, uint64_t now_ns);
+
+/* door.c: endpoints of the tcp lane */
+TD_MUST_USE td_status td_xfer_door_open(struct td_xfer *x, struct td_error *err);
+void td_xfer_door_close(struct td_xfer *x);
+/* Makes peer->ep; `inner` is UCX's part of an address. */
+TD_MUST_USE td_status td_xfer_door_call(struct td_xfer_peer *peer, const void *inner, size_t len,
+                                        ucp_ep_params_t *params, struct td_error *err);
+/* Opens those who called. Returns their number. */
+unsigned td_xfer_door_answer(struct td_xfer *x);
+
+/* fence.c: whom UCX's TCP port answers */
+enum { TD_XFER_PORTS_MAX = 64 };
+struct td_xfer_ports { /* listening sockets of this process */
+    int n, fd[TD_XFER_PORTS_MAX];
+};
+void td_xfer_fence_look(struct td_xfer_ports *ports);
+/* Those that came since `before` answer only the subnet of `device`. */
+TD_MUST_USE td_status td_xfer_fence(const struct td_xfer_ports *before, const char *device,
+                                    struct td_error *err);
+
+/* piece.c: puts of the tcp lane */
+TD_MUST_USE td_status td_xfer_pieces_start(struct td_xfer *x, struct td_error *err);
+/* Takes the request, which begin() has prepared. */
+void td_xfer_pieces_post(struct td_xfer_peer *peer, struct td_xfer_req *req);
+/* Gives UCX what the window allows. */
+void td_xfer_pieces_pump(struct td_xfer_peer *peer);
+/* The same for every link for which UCX has room again. */
+void td_xfer_pieces_go_on(struct td_xfer *x);
+/* The link is lost or closing: what UCX does not hold is finished. */
+void td_xfer_pieces_end(struct td_xfer_peer *peer);
+void td_xfer_landed(struct td_xfer_peer *peer, uint32_t pieces);
+void td_xfer_landed_say(struct td_xfer *x);
 
 /* pairing.c; `address` is unsealed */
 /* The number of the endpoint that is made now. */
@@ -162,8 +267,12 @@ unsigned td_xfer_inbox_deliver(struct td_xfer *x);
 void td_xfer_inbox_drop(struct td_xfer *x);
 void td_xfer_note_send(struct td_xfer_note *note, enum td_xfer_kind kind, const void *payload,
                        size_t len);
+/* Gives UCX what the window of messages allows. */
+void td_xfer_messages_pump(struct td_xfer_peer *peer);
 
 /* put.c */
+/* UCX has let go of it, or never had it: `status` is reported at the next delivery. */
+void td_xfer_req_finish(struct td_xfer_req *req, td_status status);
 unsigned td_xfer_done_deliver(struct td_xfer *x);
 /* Reports every request of a closing peer that is not reported yet. */
 unsigned td_xfer_requests_cancel(struct td_xfer_peer *peer);

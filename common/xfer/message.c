@@ -20,6 +20,8 @@ static void fill_head(struct td_xfer_peer *peer, struct td_xfer_head *head,
                                   .link = peer->id,
                                   .acked = peer->received,
                                   .made = peer->made};
+    if (kind == TD_XFER_LANDED) head->sequence = peer->pieces_in;
+    if (peer->proven) memcpy(head->token, peer->token_out, sizeof head->token);
     peer->received_acked = peer->received;
 }
 
@@ -32,6 +34,9 @@ static bool post(struct td_xfer_peer *peer, const struct td_xfer_head *head, con
                                  .flags = UCP_AM_SEND_FLAG_EAGER,
                                  .cb = {.send = done},
                                  .user_data = user};
+    /* So that the receiver learns which of its endpoints called. */
+    if (head->kind == TD_XFER_HELLO && td_xfer_lane_chosen() == TD_XFER_TCP)
+        param.flags |= UCP_AM_SEND_FLAG_REPLY;
     ucs_status_ptr_t r =
         ucp_am_send_nbx(peer->ep, MESSAGE_ID, head, sizeof *head, payload, len, &param);
     if (UCS_PTR_IS_ERR(r))
@@ -53,6 +58,7 @@ static void note_done(void *request, ucs_status_t s, void *user) {
     ucp_request_free(request);
     /* One that came due meanwhile: the other side may be waiting for nothing else. */
     if (note == &peer->ack && ack_is_due(peer)) td_xfer_note_send(note, TD_XFER_ACK, NULL, 0);
+    if (note == &peer->landed_note && peer->landed_due) td_xfer_landed_say(peer->x);
 }
 
 void td_xfer_note_send(struct td_xfer_note *note, enum td_xfer_kind kind, const void *payload,
@@ -103,7 +109,8 @@ static void post_fragment(struct td_xfer_peer *peer, struct td_xfer_slot *slot) 
 }
 
 /* Gives UCX what the window allows, oldest message first. */
-static void pump(struct td_xfer_peer *peer) {
+void td_xfer_messages_pump(struct td_xfer_peer *peer) {
+    if (!peer->proven) return;
     uint32_t cap = peer->x->options.sends_per_peer;
     for (uint32_t i = 0; i < peer->slots_used && peer->state == TD_XFER_OPEN; i++) {
         struct td_xfer_slot *slot = &peer->slots[(peer->slot_first + i) % cap];
@@ -131,7 +138,7 @@ td_status td_xfer_send(struct td_xfer_peer *peer, const void *bytes, size_t len,
     if (len) memcpy(slot->bytes, bytes, len);
     peer->slots_used++;
     peer->x->counts.messages_out++;
-    pump(peer);
+    td_xfer_messages_pump(peer);
     return peer->state == TD_XFER_OPEN ? TD_OK : TD_PEER_LOST;
 }
 
@@ -145,7 +152,10 @@ static bool head_is_good(const struct td_xfer_head *h, size_t head_len, size_t l
         return len > 0 && len <= TD_XFER_ADDRESS_MAX;
     case TD_XFER_ACK:
     case TD_XFER_BYE:
+    case TD_XFER_LANDED:
         return len == 0;
+    case TD_XFER_KEY:
+        return len > 0 && len <= TD_CHALLENGE_MAX;
     case TD_XFER_DATA:
         break;
     default:
@@ -175,6 +185,8 @@ static ucs_status_t on_active_message(void *arg, const void *header, size_t head
     if (len > 0 && !keep) return UCS_OK;
     x->inbox[x->inbox_used++] =
         (struct td_xfer_inbound){.head = head, .data = keep ? data : NULL, .len = len};
+    if (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP)
+        x->inbox[x->inbox_used - 1].from = param->reply_ep;
     return keep ? UCS_INPROGRESS : UCS_OK;
 }
 
@@ -197,7 +209,7 @@ static bool take_ack(struct td_xfer_peer *peer, uint32_t acked) {
     if (acked - peer->acked > peer->sent - peer->acked) return false;
     if (acked == peer->acked) return true;
     peer->acked = acked;
-    pump(peer);
+    td_xfer_messages_pump(peer);
     return true;
 }
 
@@ -227,6 +239,10 @@ static void deliver_data(struct td_xfer *x, struct td_xfer_peer *peer,
 
 static void deliver(struct td_xfer *x, const struct td_xfer_inbound *in) {
     const struct td_xfer_head *h = &in->head;
+    if (h->kind == TD_XFER_HELLO && td_xfer_lane_chosen() == TD_XFER_TCP) {
+        td_xfer_greeted(x, h, in->from, in->data, in->len);
+        return;
+    }
     if (h->kind == TD_XFER_HELLO) {
         td_xfer_peer_accept(x, h, in->data, in->len);
         return;
@@ -234,6 +250,14 @@ static void deliver(struct td_xfer *x, const struct td_xfer_inbound *in) {
     struct td_xfer_peer *peer = td_xfer_peer_find(x, h->link);
     if (!peer || peer->state != TD_XFER_OPEN) {
         x->counts.stale_dropped++;
+        return;
+    }
+    if (h->kind == TD_XFER_KEY) {
+        td_xfer_prove(peer, in->data, in->len);
+        return;
+    }
+    if (!td_xfer_token_is_good(peer, h->token)) {
+        x->counts.malformed_dropped++;
         return;
     }
     if (!take_ack(peer, h->acked)) {
@@ -244,6 +268,7 @@ static void deliver(struct td_xfer *x, const struct td_xfer_inbound *in) {
         peer->said_bye = true;
         td_xfer_peer_fail(peer, TD_PEER_LOST, "the peer closed the link");
     }
+    if (h->kind == TD_XFER_LANDED && peer->state == TD_XFER_OPEN) td_xfer_landed(peer, h->sequence);
     if (h->kind == TD_XFER_DATA && peer->state == TD_XFER_OPEN) deliver_data(x, peer, in);
 }
 

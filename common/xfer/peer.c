@@ -7,11 +7,19 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "common/base/clock.h"
 #include "common/xfer/internal.h"
 
 static void on_endpoint_error(void *arg, ucp_ep_h ep, ucs_status_t s) {
     (void)ep;
-    td_xfer_peer_fail(arg, TD_PEER_LOST, ucs_status_string(s));
+    struct td_xfer_peer *peer = arg;
+    char text[sizeof peer->sentence];
+    snprintf(text, sizeof text, "%s%s", ucs_status_string(s),
+             peer->proven || peer->called
+                 ? ""
+                 : ", before it had proven the cluster key (which may be another there: "
+                   "cluster_key_file)");
+    td_xfer_peer_fail(peer, TD_PEER_LOST, text);
 }
 
 void td_xfer_peer_fail(struct td_xfer_peer *peer, td_status why, const char *sentence) {
@@ -22,6 +30,7 @@ void td_xfer_peer_fail(struct td_xfer_peer *peer, td_status why, const char *sen
     snprintf(peer->sentence, sizeof peer->sentence, "%s", sentence);
     peer->x->attention = true;
     peer->x->counts.peers_lost++;
+    if (td_xfer_lane_chosen() == TD_XFER_TCP) td_xfer_pieces_end(peer);
 }
 
 struct td_xfer_peer *td_xfer_peer_find(const struct td_xfer *x, uint64_t id) {
@@ -60,6 +69,10 @@ static td_status create_endpoint(struct td_xfer_peer *peer, const void *ucx_addr
                               .address = (const ucp_address_t *)copy,
                               .err_mode = UCP_ERR_HANDLING_MODE_PEER,
                               .err_handler = {.cb = on_endpoint_error, .arg = peer}};
+    if (td_xfer_lane_chosen() == TD_XFER_TCP) {
+        params.field_mask &= ~(uint64_t)UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
+        return td_xfer_door_call(peer, copy, e.inner, &params, err);
+    }
     td_xfer_ucx_forget();
     peer->made = td_xfer_made_next(peer->x, ucx_address);
     ucs_status_t s = ucp_ep_create(peer->x->worker, &params, &peer->ep);
@@ -82,7 +95,10 @@ static struct td_xfer_peer *new_peer(struct td_xfer *x, uint64_t id) {
         free(peer);
         return NULL;
     }
-    peer->hello.peer = peer->ack.peer = peer->bye.peer = peer;
+    peer->made_ns = td_now_ns();
+    peer->hello.peer = peer->ack.peer = peer->bye.peer = peer->landed_note.peer = peer;
+    peer->key[0].peer = peer->key[1].peer = peer;
+    peer->proven = td_xfer_lane_chosen() == TD_XFER_SHM;
     td_list_init(&peer->requests);
     td_list_init(&peer->remotes);
     td_list_push_back(&x->peers, &peer->link);
@@ -90,8 +106,7 @@ static struct td_xfer_peer *new_peer(struct td_xfer *x, uint64_t id) {
     return peer;
 }
 
-/* Nobody hears of it, neither the upper layer nor the other side. */
-static void discard(struct td_xfer_peer *peer) {
+void td_xfer_peer_discard(struct td_xfer_peer *peer) {
     peer->refused = true;
     peer->said_bye = true;
     td_xfer_peer_close(peer);
@@ -112,11 +127,12 @@ static td_status open_peer(struct td_xfer *x, uint64_t id, const void *address, 
     /* Its process may have ended between the check and the mapping of its memory, and the id may
      * have found a new owner: look again now that the mapping holds. */
     TD_TRY_GOTO(td_xfer_origin_check(&e.origin, "transfer address", err), close_peer);
-    TD_TRY_GOTO(td_xfer_ep_lanes(peer->ep, peer->lanes, err), close_peer);
+    /* Over TCP UCX chooses them when the other side has answered (prove.c). */
+    if (peer->proven) TD_TRY_GOTO(td_xfer_ep_lanes(peer->ep, peer->lanes, err), close_peer);
     *ret_peer = peer;
     return TD_OK;
 close_peer:
-    discard(peer);
+    td_xfer_peer_discard(peer);
     return st;
 free_peer:
     td_xfer_peer_free(peer);
@@ -135,9 +151,24 @@ td_status td_xfer_connect(struct td_xfer *x, const void *address, size_t len,
         return td_fail(err, TD_IO, "getrandom: no random link id");
     struct td_xfer_peer *peer;
     TD_TRY(open_peer(x, id, address, len, &peer, err));
-    td_xfer_note_send(&peer->hello, TD_XFER_HELLO, x->address, x->address_len);
+    td_status st = peer->proven ? TD_OK : td_xfer_prove_start(peer, TD_CHALLENGE_CALLER, err);
+    if (st != TD_OK) {
+        td_xfer_peer_discard(peer);
+        return st;
+    }
+    td_xfer_hello(peer);
     *ret_peer = peer;
     return TD_OK;
+}
+
+/* Callers in the challenge; they are not yet anybody's. */
+static uint32_t unproven(const struct td_xfer *x) {
+    uint32_t n = 0;
+    TD_LIST_EACH (&x->peers, it) {
+        const struct td_xfer_peer *peer = TD_CONTAINER(it, struct td_xfer_peer, link);
+        n += !peer->proven && peer->called;
+    }
+    return n;
 }
 
 /* Makes up for greetings that were never seen; what fails now fails for the link as well. */
@@ -148,8 +179,28 @@ static void catch_up(struct td_xfer *x, uint32_t theirs, const void *address, si
         return;
     for (uint32_t n = td_xfer_made_behind(x, address, theirs); n > 0; n--) {
         if (open_peer(x, 0, address, len, &peer, NULL) != TD_OK) return;
-        discard(peer);
+        td_xfer_peer_discard(peer);
     }
+}
+
+td_status td_xfer_peer_called(struct td_xfer *x, ucp_conn_request_h request) {
+    bool full = x->counts.peers >= x->options.max_peers || unproven(x) >= TD_XFER_UNPROVEN_MAX;
+    struct td_xfer_peer *peer = full ? NULL : new_peer(x, 0);
+    if (!peer) {
+        (void)ucp_listener_reject(x->listener, request);
+        return TD_BUSY;
+    }
+    peer->called = true;
+    peer->prove_by_ns = td_now_ns() + (uint64_t)TD_XFER_PROVE_MS * 1000000u;
+    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST |
+                                            UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                            UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                              .conn_request = request,
+                              .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                              .err_handler = {.cb = on_endpoint_error, .arg = peer}};
+    if (ucp_ep_create(x->worker, &params, &peer->ep) == UCS_OK) return TD_OK;
+    td_xfer_peer_free(peer); /* it is gone already */
+    return TD_UNREACHABLE;
 }
 
 void td_xfer_peer_accept(struct td_xfer *x, const struct td_xfer_head *hello, const void *address,
@@ -181,21 +232,35 @@ void td_xfer_peer_accept(struct td_xfer *x, const struct td_xfer_head *hello, co
     x->options.on_accept(x->options.user, peer);
 }
 
+static void close_endpoint(struct td_xfer_peer *peer) {
+    if (td_xfer_lane_chosen() == TD_XFER_TCP && !peer->x->destroying &&
+        td_now_ns() - peer->made_ns < (uint64_t)TD_XFER_SETTLE_MS * 1000000u)
+        return; /* the sweep comes back to it */
+    ucp_request_param_t force = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                 .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    peer->close_request = ucp_ep_close_nbx(peer->ep, &force);
+    peer->ep = NULL;
+    peer->ep_closed = true;
+}
+
 void td_xfer_peer_close(struct td_xfer_peer *peer) {
-    if (peer->state == TD_XFER_CLOSING) return;
+    if (peer->state == TD_XFER_CLOSING) {
+        if (peer->x->destroying && !peer->ep_closed) close_endpoint(peer);
+        return;
+    }
     bool was_open = peer->state == TD_XFER_OPEN;
     peer->state = TD_XFER_CLOSING;
     peer->lost_due = false;
     peer->x->attention = true;
     peer->x->moved = true;
-    if (was_open && !peer->said_bye) td_xfer_note_send(&peer->bye, TD_XFER_BYE, NULL, 0);
-    ucp_request_param_t force = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-                                 .flags = UCP_EP_CLOSE_FLAG_FORCE};
-    peer->close_request = ucp_ep_close_nbx(peer->ep, &force);
-    peer->ep = NULL;
+    if (was_open && !peer->said_bye && peer->proven) td_xfer_note_send(&peer->bye, TD_XFER_BYE, NULL, 0);
+    close_endpoint(peer);
+    if (td_xfer_lane_chosen() == TD_XFER_TCP) td_xfer_pieces_end(peer);
 }
 
 static bool close_finished(struct td_xfer_peer *peer) {
+    if (!peer->ep_closed) close_endpoint(peer);
+    if (!peer->ep_closed) return false;
     if (peer->close_rounds < TD_XFER_CLOSE_ROUNDS) {
         peer->close_rounds++;
         return false;
@@ -204,13 +269,17 @@ static bool close_finished(struct td_xfer_peer *peer) {
         ucp_request_check_status(peer->close_request) == UCS_INPROGRESS)
         return false;
     return td_list_empty(&peer->requests) && peer->requests_open == 0 && peer->slots_pending == 0 &&
-           peer->notes_busy == 0;
+           peer->notes_busy == 0 && peer->pieces_used == 0;
 }
 
 /* One step for one peer; true when a callback ran, after which the list may have changed. */
 static bool sweep_one(struct td_xfer *x, struct td_xfer_peer *peer) {
     if (peer->lost_due) {
         peer->lost_due = false;
+        if (!peer->proven && peer->called) { /* nobody knows it */
+            td_xfer_peer_discard(peer);
+            return true;
+        }
         x->options.on_lost(x->options.user, peer, peer->why, peer->sentence);
         return true;
     }

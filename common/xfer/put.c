@@ -6,6 +6,19 @@
 
 #include "common/xfer/internal.h"
 
+static td_status map(struct td_xfer_remote *remote, const struct td_xfer_envelope *e,
+                     const void *key, struct td_error *err) {
+    td_xfer_ucx_forget();
+    ucs_status_t s = ucp_ep_rkey_unpack(remote->peer->ep, key, &remote->rkey);
+    if (s != UCS_OK)
+        return td_fail(err, TD_UNREACHABLE, "region of process %u: cannot be mapped: %s. %s",
+                       e->origin.pid, ucs_status_string(s), td_xfer_ucx_said());
+    /* Mapped through /proc/PID/fd: make sure it was still that process. */
+    td_status st = td_xfer_origin_check(&e->origin, "region key", err);
+    if (st != TD_OK) ucp_rkey_destroy(remote->rkey);
+    return st;
+}
+
 td_status td_xfer_remote_open(struct td_xfer_peer *peer, const void *key, size_t len,
                               struct td_xfer_remote **ret_remote, struct td_error *err) {
     if (peer->state != TD_XFER_OPEN)
@@ -25,23 +38,20 @@ td_status td_xfer_remote_open(struct td_xfer_peer *peer, const void *key, size_t
     if (!remote) return td_fail(err, TD_NO_MEMORY, "no memory for a remote region");
     uint64_t copy[TD_XFER_KEY_MAX / 8];
     memcpy(copy, (const char *)key + sizeof e, e.inner);
-    td_xfer_ucx_forget();
-    ucs_status_t s = ucp_ep_rkey_unpack(peer->ep, copy, &remote->rkey);
-    if (s != UCS_OK) {
-        free(remote);
-        return td_fail(err, TD_UNREACHABLE, "region of process %u: cannot be mapped: %s. %s",
-                       e.origin.pid, ucs_status_string(s), td_xfer_ucx_said());
-    }
-    /* Mapped through /proc/PID/fd: make sure it was still that process. */
-    td_status st = td_xfer_origin_check(&e.origin, "region key", err);
-    if (st != TD_OK) {
-        ucp_rkey_destroy(remote->rkey);
-        free(remote);
-        return st;
-    }
     remote->peer = peer;
     remote->base = e.base;
     remote->bytes = e.bytes;
+    td_status st = TD_OK;
+    if (td_xfer_lane_chosen() == TD_XFER_SHM)
+        st = map(remote, &e, copy, err);
+    else if (e.inner != sizeof remote->region)
+        st = td_fail(err, TD_PROTOCOL, "region key: expected an id of %zu bytes, found %u",
+                     sizeof remote->region, e.inner);
+    if (st != TD_OK) {
+        free(remote);
+        return st;
+    }
+    if (!remote->rkey) memcpy(&remote->region, copy, sizeof remote->region);
     td_list_push_back(&peer->remotes, &remote->link);
     *ret_remote = remote;
     return TD_OK;
@@ -50,7 +60,7 @@ td_status td_xfer_remote_open(struct td_xfer_peer *peer, const void *key, size_t
 void td_xfer_remote_close(struct td_xfer_remote *remote) {
     if (!remote) return;
     td_list_remove(&remote->link);
-    ucp_rkey_destroy(remote->rkey);
+    if (remote->rkey) ucp_rkey_destroy(remote->rkey);
     free(remote);
 }
 
@@ -59,14 +69,14 @@ uint64_t td_xfer_remote_bytes(const struct td_xfer_remote *remote) {
 }
 
 void td_xfer_remotes_drop(struct td_xfer_peer *peer) {
-    TD_LIST_EACH_SAFE(&peer->remotes, it, tmp) {
+    TD_LIST_EACH_SAFE (&peer->remotes, it, tmp) {
         td_xfer_remote_close(TD_CONTAINER(it, struct td_xfer_remote, link));
     }
 }
 
 /* ---- requests --------------------------------------------------------------------------------*/
 
-static void finish(struct td_xfer_req *req, td_status status) {
+void td_xfer_req_finish(struct td_xfer_req *req, td_status status) {
     struct td_xfer *x = req->peer->x;
     req->status = status;
     req->ucx = NULL;
@@ -79,7 +89,7 @@ static void on_request(void *request, ucs_status_t s, void *user) {
     td_status status = td_xfer_from_ucs(s);
     if (status == TD_CANCELLED && req->peer->state != TD_XFER_CLOSING) status = TD_PEER_LOST;
     ucp_request_free(request);
-    finish(req, status);
+    td_xfer_req_finish(req, status);
 }
 
 static ucp_request_param_t begin(struct td_xfer_peer *peer, struct td_xfer_req *req) {
@@ -105,9 +115,16 @@ static td_status began(struct td_xfer_peer *peer, struct td_xfer_req *req, ucs_s
         req->ucx = r;
         td_list_push_back(&peer->requests, &req->link);
     } else {
-        finish(req, TD_OK);
+        td_xfer_req_finish(req, TD_OK);
     }
     return TD_OK;
+}
+
+/* tcp lane: what `req` says is done by messages. */
+static void begin_pieces(struct td_xfer_peer *peer, struct td_xfer_req *req) {
+    peer->requests_open++;
+    peer->x->counts.requests++;
+    td_xfer_pieces_post(peer, req);
 }
 
 td_status td_xfer_put(struct td_xfer_peer *peer, struct td_xfer_remote *remote, uint64_t offset,
@@ -118,8 +135,17 @@ td_status td_xfer_put(struct td_xfer_peer *peer, struct td_xfer_remote *remote, 
     if (remote->peer != peer || len == 0 || len > remote->bytes || offset > remote->bytes - len)
         return TD_INVALID;
     ucp_request_param_t param = begin(peer, req);
-    td_status st = began(
-        peer, req, ucp_put_nbx(peer->ep, local, len, remote->base + offset, remote->rkey, &param));
+    td_status st = TD_OK;
+    if (td_xfer_lane_chosen() == TD_XFER_TCP) {
+        req->local = local;
+        req->region = remote->region;
+        req->offset = offset;
+        req->len = len;
+        begin_pieces(peer, req);
+    } else {
+        st = began(peer, req,
+                   ucp_put_nbx(peer->ep, local, len, remote->base + offset, remote->rkey, &param));
+    }
     if (st == TD_OK) {
         peer->x->counts.puts++;
         peer->x->counts.put_bytes += len;
@@ -132,7 +158,13 @@ td_status td_xfer_flush(struct td_xfer_peer *peer, struct td_xfer_req *req) {
     req->quiet = true;
     if (peer->state != TD_XFER_OPEN) return TD_PEER_LOST;
     ucp_request_param_t param = begin(peer, req);
-    td_status st = began(peer, req, ucp_ep_flush_nbx(peer->ep, &param));
+    td_status st = TD_OK;
+    if (td_xfer_lane_chosen() == TD_XFER_TCP) {
+        req->local = NULL;
+        begin_pieces(peer, req);
+    } else {
+        st = began(peer, req, ucp_ep_flush_nbx(peer->ep, &param));
+    }
     if (st == TD_OK) peer->x->counts.flushes++;
     return st;
 }
@@ -167,7 +199,7 @@ unsigned td_xfer_done_deliver(struct td_xfer *x) {
 }
 
 unsigned td_xfer_requests_cancel(struct td_xfer_peer *peer) {
-    TD_LIST_EACH(&peer->requests, it) {
+    TD_LIST_EACH (&peer->requests, it) {
         struct td_xfer_req *req = TD_CONTAINER(it, struct td_xfer_req, link);
         if (req->reported) continue;
         req->reported = true;

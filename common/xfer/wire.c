@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/xfer/xfer.h"
+#include "common/xfer/internal.h"
 
 static uint64_t fnv1a(uint64_t h, const void *bytes, size_t len) {
     const uint8_t *p = bytes;
@@ -53,6 +53,7 @@ static bool hidden(uint32_t pid) {
 
 td_status td_xfer_origin_check(const struct td_xfer_origin *origin, const char *what,
                                struct td_error *err) {
+    if (td_xfer_lane_chosen() == TD_XFER_TCP) return TD_OK;
     if (origin->pid != 0 && process_start(origin->pid) == origin->start) return TD_OK;
     if (hidden(origin->pid))
         return td_fail(err, TD_UNREACHABLE,
@@ -75,7 +76,7 @@ td_status td_xfer_seal(struct td_xfer_envelope *envelope, uint32_t magic, const 
     envelope->magic = magic;
     envelope->version = TD_XFER_VERSION;
     envelope->inner = (uint32_t)inner_len;
-    envelope->reserved = 0;
+    envelope->lane = td_xfer_lane_chosen();
     envelope->origin = (struct td_xfer_origin){.start = process_start((uint32_t)getpid()),
                                                .pid = (uint32_t)getpid()};
     if (envelope->origin.start == 0)
@@ -104,6 +105,11 @@ td_status td_xfer_unseal(const void *bytes, size_t len, uint32_t magic, const ch
                        e.inner, len - sizeof e);
     if (e.sum != envelope_sum(e, (const char *)bytes + sizeof e, e.inner))
         return td_fail(err, TD_PROTOCOL, "%s: its checksum does not match", what);
+    if (e.lane != td_xfer_lane_chosen())
+        return td_fail(err, TD_MISMATCH,
+                       "%s: expected lane %s, found lane %s: all workers need the "
+                       "same setting lane",
+                       what, td_xfer_lane_name(td_xfer_lane_chosen()), td_xfer_lane_name(e.lane));
     TD_TRY(td_xfer_origin_check(&e.origin, what, err));
     *ret_envelope = e;
     return TD_OK;

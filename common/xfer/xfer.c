@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "common/xfer/internal.h"
 
@@ -16,12 +17,16 @@ static td_status open_context(struct td_xfer *x, struct td_error *err) {
         return td_fail(err, TD_CONFIG, "UCX: its settings cannot be read: %s. %s",
                        ucs_status_string(s), td_xfer_ucx_said());
     ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
-                           .features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+                           .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
                            .name = "tandem"};
+    /* With it UCX would also answer its own emulated puts and gets, by address. */
+    if (td_xfer_lane_chosen() == TD_XFER_SHM) params.features |= UCP_FEATURE_RMA;
     s = ucp_init(&params, config, &x->context);
     ucp_config_release(config);
     if (s != UCS_OK)
-        return td_fail(err, TD_CONFIG, "UCX: expected shared memory under /dev/shm, found: %s. %s",
+        return td_fail(err, TD_CONFIG, "UCX: expected %s, found: %s. %s",
+                       td_xfer_lane_chosen() == TD_XFER_SHM ? "shared memory under /dev/shm"
+                                                            : "TCP on lane_device",
                        ucs_status_string(s), td_xfer_ucx_said());
     return TD_OK;
 }
@@ -30,6 +35,9 @@ static td_status open_worker(struct td_xfer *x, struct td_error *err) {
     ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                                   .thread_mode = UCS_THREAD_MODE_SINGLE};
     ucs_status_t s = ucp_worker_create(x->context, &params, &x->worker);
+    if (s != UCS_OK && td_xfer_lane_chosen() == TD_XFER_TCP)
+        return td_fail(err, TD_CONFIG, "UCX: its TCP port cannot be opened: %s. %s",
+                       ucs_status_string(s), td_xfer_ucx_said());
     if (s != UCS_OK)
         return td_fail(err, TD_CONFIG,
                        "UCX: its receive queues (20 MB) do not fit /dev/shm: %s. %s Give it more "
@@ -50,6 +58,16 @@ static td_status open_worker(struct td_xfer *x, struct td_error *err) {
     return st;
 }
 
+/* tcp lane: the address becomes that of a port, and UCX's ports are closed to strangers. */
+static td_status open_door(struct td_xfer *x, const struct td_xfer_ports *before,
+                           struct td_error *err) {
+    if (td_xfer_lane_chosen() == TD_XFER_SHM) return TD_OK;
+    if (getrandom(&x->random, sizeof x->random, 0) != sizeof x->random)
+        return td_fail(err, TD_IO, "getrandom: no random bytes for an address");
+    TD_TRY(td_xfer_door_open(x, err));
+    return td_xfer_fence(before, td_xfer_device(), err);
+}
+
 static void ignore_error(void *arg, ucp_ep_h ep, ucs_status_t s) {
     (void)arg, (void)ep, (void)s;
 }
@@ -67,10 +85,10 @@ static td_status prove_lanes(struct td_xfer *x, struct td_error *err) {
     td_xfer_ucx_forget();
     ucs_status_t s = ucp_ep_create(x->worker, &params, &ep);
     if (s != UCS_OK)
-        return td_fail(err, TD_CONFIG, "UCX: no shared-memory lane that reports dead peers: %s. %s",
-                       ucs_status_string(s), td_xfer_ucx_said());
-    char lanes[TD_XFER_LANES_MAX];
-    td_status st = td_xfer_ep_lanes(ep, lanes, err);
+        return td_fail(err, TD_CONFIG, "UCX: no %s lane that reports dead peers: %s. %s",
+                       td_xfer_lane_name(td_xfer_lane_chosen()), ucs_status_string(s),
+                       td_xfer_ucx_said());
+    td_status st = td_xfer_ep_lanes(ep, x->lanes, err);
     ucp_request_param_t force = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
                                  .flags = UCP_EP_CLOSE_FLAG_FORCE};
     void *closing = ucp_ep_close_nbx(ep, &force);
@@ -92,6 +110,10 @@ td_status td_xfer_create(const struct td_xfer_options *options, struct td_xfer *
                        TD_XFER_PEERS_MAX, TD_XFER_SENDS_MAX, options->max_peers,
                        options->sends_per_peer);
     TD_TRY(td_xfer_env_check(err));
+    if (td_xfer_lane_chosen() == TD_XFER_TCP && !options->key)
+        return td_fail(err, TD_CONFIG,
+                       "lane tcp: expected a cluster key (cluster_key_file), found "
+                       "none");
     struct td_xfer *x = calloc(1, sizeof *x);
     if (!x) return td_fail(err, TD_NO_MEMORY, "no memory for the transfer layer");
     x->options = *options;
@@ -101,10 +123,14 @@ td_status td_xfer_create(const struct td_xfer_options *options, struct td_xfer *
     td_list_init(&x->regions);
     td_list_init(&x->done);
     td_status st;
+    struct td_xfer_ports before;
     TD_TRY_GOTO(open_context(x, err), destroy);
+    td_xfer_fence_look(&before);
     TD_TRY_GOTO(open_worker(x, err), destroy);
     TD_TRY_GOTO(prove_lanes(x, err), destroy);
+    TD_TRY_GOTO(open_door(x, &before, err), destroy);
     TD_TRY_GOTO(td_xfer_message_start(x, err), destroy);
+    if (td_xfer_lane_chosen() == TD_XFER_TCP) TD_TRY_GOTO(td_xfer_pieces_start(x, err), destroy);
     *ret_x = x;
     return TD_OK;
 destroy:
@@ -113,7 +139,7 @@ destroy:
 }
 
 static void quieten(struct td_link *requests) {
-    TD_LIST_EACH_SAFE(requests, it, tmp) {
+    TD_LIST_EACH_SAFE (requests, it, tmp) {
         struct td_xfer_req *req = TD_CONTAINER(it, struct td_xfer_req, link);
         td_list_remove(&req->link);
         req->quiet = true;
@@ -125,19 +151,20 @@ void td_xfer_destroy(struct td_xfer *x) {
     assert(!x->inside);
     assert(td_list_empty(&x->regions));
     x->destroying = true;
-    TD_LIST_EACH(&x->peers, it) {
+    td_xfer_door_close(x);
+    TD_LIST_EACH (&x->peers, it) {
         td_xfer_peer_close(TD_CONTAINER(it, struct td_xfer_peer, link));
     }
     /* A few rounds let the farewells out and UCX unmap; what is stuck dies with the worker. */
     for (int i = 0; x->worker && i < 64; i++)
         ucp_worker_progress(x->worker);
     td_xfer_inbox_drop(x);
-    TD_LIST_EACH(&x->peers, it) {
+    TD_LIST_EACH (&x->peers, it) {
         td_xfer_peer_settle(TD_CONTAINER(it, struct td_xfer_peer, link));
     }
     if (x->worker) ucp_worker_destroy(x->worker);
     quieten(&x->done);
-    TD_LIST_EACH_SAFE(&x->peers, it, tmp) {
+    TD_LIST_EACH_SAFE (&x->peers, it, tmp) {
         struct td_xfer_peer *peer = TD_CONTAINER(it, struct td_xfer_peer, link);
         quieten(&peer->requests);
         td_xfer_peer_free(peer);
@@ -151,6 +178,15 @@ const void *td_xfer_address(const struct td_xfer *x, size_t *ret_len) {
     return x->address;
 }
 
+enum td_xfer_lane td_xfer_lane_of(const struct td_xfer *x) {
+    (void)x;
+    return td_xfer_lane_chosen();
+}
+
+const char *td_xfer_transport(const struct td_xfer *x) {
+    return x->lanes;
+}
+
 int td_xfer_fd(const struct td_xfer *x) {
     return x->fd;
 }
@@ -159,7 +195,10 @@ bool td_xfer_progress(struct td_xfer *x) {
     assert(!x->inside);
     unsigned n = ucp_worker_progress(x->worker);
     x->inside = true;
+    n += td_xfer_door_answer(x);
     n += td_xfer_inbox_deliver(x);
+    if (x->pump_due) td_xfer_pieces_go_on(x);
+    td_xfer_landed_say(x);
     n += td_xfer_done_deliver(x);
     if (x->attention) n += td_xfer_peers_sweep(x);
     x->inside = false;
@@ -198,9 +237,9 @@ static uint64_t expire_messages(struct td_xfer_peer *peer, uint64_t now_ns) {
 
 /* The first overdue, unreported request, or NULL with the earliest deadline of the rest. */
 static struct td_xfer_req *overdue(struct td_xfer *x, uint64_t now_ns, uint64_t *next) {
-    TD_LIST_EACH(&x->peers, p) {
+    TD_LIST_EACH (&x->peers, p) {
         struct td_xfer_peer *peer = TD_CONTAINER(p, struct td_xfer_peer, link);
-        TD_LIST_EACH(&peer->requests, r) {
+        TD_LIST_EACH (&peer->requests, r) {
             struct td_xfer_req *req = TD_CONTAINER(r, struct td_xfer_req, link);
             if (req->reported) continue;
             if (req->deadline_ns <= now_ns) return req;
@@ -224,10 +263,12 @@ uint64_t td_xfer_expire(struct td_xfer *x, uint64_t now_ns) {
         x->counts.quarantined++;
         req->on_done(req, TD_TIMEOUT);
     }
-    TD_LIST_EACH(&x->peers, it) {
+    TD_LIST_EACH (&x->peers, it) {
         uint64_t t = expire_messages(TD_CONTAINER(it, struct td_xfer_peer, link), now_ns);
         if (t < next) next = t;
     }
+    uint64_t prove = td_xfer_prove_expire(x, now_ns);
+    if (prove < next) next = prove;
     if (x->attention) (void)td_xfer_peers_sweep(x);
     x->inside = false;
     return next;

@@ -20,14 +20,20 @@
  * UCX has no clock and a shared-memory lane notices only that a process is gone, not that it hangs:
  * every transfer has a deadline here, and heartbeats belong to the upper layer.
  *
- * Transports are chosen, not found: host memory over posix shared memory on one host, with UCX's
- * error handling for it switched on. (sysv would only be a second way to do the same, with a second
- * set of queues; TCP's puts write to an address taken from the packet.) A start-up link to
- * ourselves proves it; anything else in a link's lanes refuses the start or the link.
+ * Transports are chosen, not found (td_xfer_env): posix shared memory on one host, with UCX's error
+ * handling for it switched on, or TCP on one named interface. (sysv would only be a second way to
+ * do what posix does, with a second set of queues.) A start-up link to ourselves proves the choice;
+ * anything else in a link's lanes refuses the start or the link.
  *
- * What that asks of the host: /dev/shm with 20 MB for the queues of each process plus its regions,
- * one process-id namespace, /proc, and one user for all (peers open each other's memory through
- * /proc/PID/fd, so no process may be non-dumpable). */
+ * The tcp lane needs a private network. Our own handshake and tokens keep strangers from opening a
+ * link and from touching a region, but UCX reads from whoever reaches its port before it asks us,
+ * trusts lengths it is told, and knows a message of its TCP transport that writes to an address in
+ * the packet, which nothing switches off. So its port answers only the interface's own subnet, and
+ * who owns that network owns the process.
+ *
+ * What the shm lane asks of the host: /dev/shm with 20 MB for the queues of each process plus its
+ * regions, one process-id namespace, /proc, and one user for all (peers open each other's memory
+ * through /proc/PID/fd, so no process may be non-dumpable). */
 #ifndef TD_COMMON_XFER_XFER_H
 #define TD_COMMON_XFER_XFER_H
 
@@ -35,6 +41,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/auth/key.h"
 #include "common/base/list.h"
 #include "common/base/status.h"
 
@@ -44,6 +51,12 @@ enum {
     TD_XFER_MESSAGE_MAX = 65536, /* bytes of one message */
     TD_XFER_LANES_MAX = 128,     /* bytes of td_xfer_lanes(), terminator included */
 };
+
+/* How bytes travel. One lane per process, since UCX is configured per process.
+ *   SHM  processes of one host: puts into mapped memory. No TCP among UCX's transports.
+ *   TCP  also between hosts: puts travel as active messages and the receiver itself copies them,
+ * into what it granted to that link and nowhere else. Links open with the cluster-key challenge. */
+enum td_xfer_lane { TD_XFER_SHM = 1, TD_XFER_TCP = 2 };
 
 struct td_xfer;
 struct td_xfer_peer;
@@ -65,18 +78,25 @@ struct td_xfer_options {
     /* The last word on a peer, after td_xfer_peer_close(): all its requests are done and quiet, its
      * mappings are dropped, the pointer is dead after this call. */
     void (*on_closed)(void *user, struct td_xfer_peer *peer);
+    /* tcp lane, may be NULL: somebody greeted without proof of the cluster key, and was dropped. */
+    void (*on_stranger)(void *user, const char *sentence);
     void *user;
+    /* tcp lane: who we are in the challenge; the key outlives the td_xfer. */
+    const struct td_cluster_key *key;
+    uint32_t role;
+    uint64_t epoch;
     uint32_t max_peers;      /* links open or closing at one time; 0: 64; at most 80 */
     uint32_t sends_per_peer; /* messages under way per peer, 64 KiB each, of which only what was
                               * written is ever touched; 0: 16; at most 4096 */
 };
 
-/* Must be called first in main, before any thread: UCX takes its settings from the process
- * environment only, and several silently have no effect later. Overwrites what it sets. */
-TD_MUST_USE td_status td_xfer_env(struct td_error *err);
+/* Chooses the lane. Must be called early in main, before any thread: UCX takes its settings from
+ * the process environment only, and several silently have no effect later. Overwrites what it sets.
+ * `device`: TCP's network interface; CONFIG when there is none of that name. */
+TD_MUST_USE td_status td_xfer_env(enum td_xfer_lane lane, const char *device, struct td_error *err);
 
-/* CONFIG: td_xfer_env() was not called, a transport that was not asked for is active, or shared
- * memory is not usable (the sentence says which and what to do). */
+/* CONFIG: td_xfer_env() was not called, a transport that was not asked for is active, shared memory
+ * is not usable, or the tcp lane has no cluster key (the sentence says which and what to do). */
 TD_MUST_USE td_status td_xfer_create(const struct td_xfer_options *options, struct td_xfer **ret_x,
                                      struct td_error *err);
 
@@ -84,7 +104,11 @@ TD_MUST_USE td_status td_xfer_create(const struct td_xfer_options *options, stru
  * All requests are quiet on return. NULL is fine. */
 void td_xfer_destroy(struct td_xfer *x);
 
-/* Bytes that let another process on this host connect. Owned by x, constant. */
+enum td_xfer_lane td_xfer_lane_of(const struct td_xfer *x);
+/* The lanes that links get, as found at the start: "posix/memory.0[am rma]". */
+const char *td_xfer_transport(const struct td_xfer *x);
+
+/* Bytes that let another process connect. Owned by x, constant. */
 const void *td_xfer_address(const struct td_xfer *x, size_t *ret_len);
 
 /* ---- the event loop ---------------------------------------------------------------------------
@@ -114,10 +138,10 @@ uint64_t td_xfer_expire(struct td_xfer *x, uint64_t now_ns);
 /* ---- memory ----------------------------------------------------------------------------------*/
 
 /* `bytes` of zeroed, page-aligned host memory that peers can write to and that may be the source
- * of puts. Made by UCX as a shared-memory segment: posix needs no more than a mapping on either
- * side, whereas memory from malloc could only be reached through cma (a system call per put and
- * ptrace rights between the processes), which is not among our lanes. So landing slabs come from
- * here; the *source* of a put may be any memory.
+ * of puts. On the tcp lane any memory would do; on the shm lane made by UCX as a shared-memory
+ * segment: posix needs no more than a mapping on either side, whereas memory from malloc could only
+ * be reached through cma (a system call per put and ptrace rights between the processes), which is
+ * not among our lanes. So landing slabs come from here; the *source* of a put may be any memory.
  * The segment has no name: it is gone with the last process that maps it, also after kill -9.
  * (UCX names it while it makes it; only a kill in these milliseconds of start-up leaves a file
  * /dev/shm/ucx_shm_posix_*, which the kernel keeps until someone removes it.)
@@ -131,8 +155,13 @@ TD_MUST_USE td_status td_xfer_region_alloc(struct td_xfer *x, size_t bytes,
 void td_xfer_region_free(struct td_xfer_region *region);
 void *td_xfer_region_base(const struct td_xfer_region *region);
 size_t td_xfer_region_bytes(const struct td_xfer_region *region);
-/* "posix": what the segment is made of. For the log. */
+/* What the memory is made of, for the log: "posix" shared memory, or "private". */
 const char *td_xfer_region_transport(const struct td_xfer_region *region);
+/* tcp lane: the one range this link may write to from now on, replacing what it was granted before
+ * (bytes 0: nothing). A link that writes elsewhere is lost with PROTOCOL, and the bytes are not. On
+ * the shm lane, where whoever has the key can write, it does nothing. */
+void td_xfer_grant(struct td_xfer_peer *peer, struct td_xfer_region *region, uint64_t offset,
+                   uint64_t bytes);
 /* Bytes with which a peer can write anywhere in the region. Owned by the region, constant. */
 const void *td_xfer_region_key(const struct td_xfer_region *region, size_t *ret_len);
 
@@ -146,7 +175,8 @@ TD_MUST_USE td_status td_xfer_connect(struct td_xfer *x, const void *address, si
                                       struct td_xfer_peer **ret_peer, struct td_error *err);
 
 /* Ends a link now: no more callbacks for its messages, what waits is dropped, unfinished requests
- * are reported CANCELLED and become quiet, then on_closed, a few progress calls later. Never waits
+ * are reported CANCELLED and become quiet, then on_closed, a few progress calls later (tcp: not
+ * before the link is a tenth of a second old). Never waits
  * for the other side, which may be dead or stopped (the other side is told if it listens; it then
  * gets on_lost). Twice is fine. Orderly ends belong to the upper layer: say goodbye, flush, then
  * close. */
@@ -197,6 +227,11 @@ struct td_xfer_req {
     void *ucx;
     struct td_xfer_peer *peer;
     struct td_link link;
+    /* tcp lane */
+    const uint8_t *local; /* NULL: a flush */
+    uint64_t region, offset, len, sent;
+    uint32_t pending; /* pieces with UCX */
+    uint32_t after;   /* flush: done when so many pieces have landed */
 };
 
 /* Writes `len` bytes of `local` to `offset` of the remote region. `len` > 0; INVALID when the range
@@ -208,14 +243,15 @@ TD_MUST_USE td_status td_xfer_put(struct td_xfer_peer *peer, struct td_xfer_remo
                                   uint64_t offset, const void *local, size_t len,
                                   struct td_xfer_req *req);
 
-/* on_done(OK): all puts of this peer posted before are visible in the peer's memory. */
+/* on_done(OK): all puts of this peer posted before are visible in the peer's memory. (On the tcp
+ * lane the peer says so: UCX's own flush only knows what the system has taken.) */
 TD_MUST_USE td_status td_xfer_flush(struct td_xfer_peer *peer, struct td_xfer_req *req);
 
 /* ---- counters, for the ledger ----------------------------------------------------------------*/
 struct td_xfer_counts {
     uint64_t puts, put_bytes, flushes, messages_out, messages_in;
     uint64_t stale_dropped;     /* messages of links we do not know (any more) */
-    uint64_t malformed_dropped; /* wrong envelope */
+    uint64_t malformed_dropped; /* wrong envelope, no token, or no proof of the key */
     uint64_t timeouts, peers_lost;
     uint32_t peers;       /* open or closing */
     uint32_t requests;    /* not yet quiet */

@@ -93,10 +93,11 @@ static bool without_ticks(bool (*holds)(void *), void *arg) {
 static void open_pair(const struct td_plane_events *ea) {
     size_t len;
     struct td_error err = {0};
+    const struct td_plane_options o = {.max_peers = 4, .sends_per_peer = SENDS};
     a = b = (struct side){0};
     assert_int_equal(uv_loop_init(&loop), 0);
-    if (td_plane_create(&loop, ea, &a, 4, SENDS, &a.plane, &err) != TD_OK ||
-        td_plane_create(&loop, &events, &b, 4, SENDS, &b.plane, &err) != TD_OK)
+    if (td_plane_create(&loop, ea, &a, &o, &a.plane, &err) != TD_OK ||
+        td_plane_create(&loop, &events, &b, &o, &b.plane, &err) != TD_OK)
         fail_msg("%s", err.text);
     const void *address = td_xfer_address(td_plane_xfer(a.plane), &len);
     if (td_xfer_connect(td_plane_xfer(b.plane), address, len, &b.peer, &err) != TD_OK)
@@ -241,7 +242,7 @@ int main(void) {
         cmocka_unit_test(test_put_wakes_the_loop),
     };
     struct td_error err;
-    if (td_xfer_env(&err) != TD_OK) {
+    if (td_xfer_env(TD_XFER_SHM, "", &err) != TD_OK) {
         printf("%s\n", err.text);
         return 1;
     }

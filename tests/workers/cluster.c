@@ -15,6 +15,37 @@
 
 enum { ROUTER_EPOCH = 4711, LOG_TAIL = 2500, KEEP_MS = 500, SILENCE_MS = 20000 };
 
+static bool tcp;
+static const char key_text[] = "a secret of tests, which is no secret";
+
+bool cluster_lane(int *argc, char **argv) {
+    struct td_error err;
+    int kept = 0;
+    for (int i = 0; i < *argc; i++) {
+        if (i > 0 && strcmp(argv[i], "tcp") == 0)
+            tcp = true;
+        else
+            argv[kept++] = argv[i];
+    }
+    *argc = kept;
+    if (td_xfer_env(tcp ? TD_XFER_TCP : TD_XFER_SHM, "lo", &err) == TD_OK) return true;
+    fprintf(stderr, "%s\n", err.text);
+    return false;
+}
+
+bool cluster_tcp(void) {
+    return tcp;
+}
+
+struct td_plane_options cluster_plane(const struct cluster *c, uint32_t max_peers,
+                                      uint32_t sends_per_peer) {
+    return (struct td_plane_options){.max_peers = max_peers,
+                                     .sends_per_peer = sends_per_peer,
+                                     .key = c->key,
+                                     .role = TD_ROLE_PREFILL,
+                                     .epoch = 1};
+}
+
 /* ---- the router's side ---- */
 
 static struct worker *worker_of(struct cluster *c, const struct td_conn *conn) {
@@ -112,18 +143,33 @@ static void on_msg(void *user, struct td_conn *conn, const struct td_msg *m) {
 #undef LEG
 }
 
-static const struct td_link_events events = {.on_up = on_up, .on_msg = on_msg, .on_down = on_down};
+static void on_stranger(void *user, td_status why, const char *text) {
+    struct cluster *c = user;
+    (void)why;
+    c->strangers++;
+    snprintf(c->stranger, sizeof c->stranger, "%s", text);
+}
+
+static const struct td_link_events events = {
+    .on_up = on_up, .on_msg = on_msg, .on_down = on_down, .on_stranger = on_stranger};
 
 void cluster_serve(struct cluster *c) {
     char path[100];
-    struct td_link_options o = {
-        .epoch = ROUTER_EPOCH, .heartbeat_ms = 50, .peer_timeout_ms = SILENCE_MS};
+    struct td_link_options o = {.epoch = ROUTER_EPOCH,
+                                .heartbeat_ms = 50,
+                                .peer_timeout_ms = SILENCE_MS,
+                                .key = c->key,
+                                .role = TD_ROLE_ROUTER};
     struct td_error err = {0};
     snprintf(path, sizeof path, "%s/router.sock", c->dir);
+    if (tcp) snprintf(path, sizeof path, "%s", c->control[0] ? c->control : "127.0.0.1:0");
     if (td_link_server_create(&c->loop, path, &o, 8, &events, c, &c->server, &err) != TD_OK) {
         fprintf(stderr, "%s\n", err.text);
         abort();
     }
+    if (tcp)
+        snprintf(c->control, sizeof c->control, "127.0.0.1:%u",
+                 (unsigned)td_link_server_port(c->server));
 }
 
 void cluster_unserve(struct cluster *c) {
@@ -169,10 +215,16 @@ void cluster_spawn(struct cluster *c, struct worker *w) {
                          "pool_pages=64",
                          "lease_ms=4000",
                          "transfer_timeout_ms=30000"};
-    const char *argv[2 * (sizeof set / sizeof set[0] + CLUSTER_SETTINGS) + 2] = {w->program};
+    const char *argv[2 * (sizeof set / sizeof set[0] + CLUSTER_SETTINGS + 3) + 2] = {w->program};
     size_t n = 1;
     for (size_t i = 0; i < sizeof set / sizeof set[0]; i++)
         argv[n++] = "--set", argv[n++] = set[i];
+    char control[64], key[120];
+    snprintf(control, sizeof control, "router.control=%s", c->control);
+    snprintf(key, sizeof key, "cluster_key_file=%s/key", c->dir);
+    const char *over_tcp[] = {control, key, "lane_device=lo"};
+    for (size_t i = 0; tcp && i < sizeof over_tcp / sizeof over_tcp[0]; i++)
+        argv[n++] = "--set", argv[n++] = over_tcp[i];
     for (size_t i = 0; i < CLUSTER_SETTINGS && c->settings && c->settings[i]; i++)
         argv[n++] = "--set", argv[n++] = c->settings[i];
     execv(w->program, (char *const *)argv);
@@ -189,6 +241,19 @@ void cluster_start(struct cluster *c, const char *prefill, const char *decode, c
     cluster_start_with(c, prefill, decode, model, NULL);
 }
 
+static void make_key(struct cluster *c) {
+    char path[100];
+    struct td_error err;
+    snprintf(path, sizeof path, "%s/key", c->dir);
+    int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    if (fd < 0 || write(fd, key_text, sizeof key_text - 1) != sizeof key_text - 1) abort();
+    close(fd);
+    if (td_cluster_key_load(path, &c->key, &err) != TD_OK) {
+        fprintf(stderr, "%s\n", err.text);
+        abort();
+    }
+}
+
 void cluster_start_with(struct cluster *c, const char *prefill, const char *decode,
                         const char *model, const char *const *settings) {
     memset(c, 0, sizeof *c);
@@ -196,6 +261,7 @@ void cluster_start_with(struct cluster *c, const char *prefill, const char *deco
     snprintf(c->dir, sizeof c->dir, "/tmp/td-workers-XXXXXX");
     if (!mkdtemp(c->dir) || uv_loop_init(&c->loop) != 0) abort();
     signal(SIGPIPE, SIG_IGN);
+    if (tcp) make_key(c);
     c->model = model;
     c->next_request = 1;
     c->prefill = (struct worker){.role = TD_ROLE_PREFILL, .program = prefill, .name = "prefill"};
@@ -245,6 +311,9 @@ bool cluster_stop(struct cluster *c) {
     unlink(path);
     log_path(c, &c->decode, path, sizeof path);
     unlink(path);
+    snprintf(path, sizeof path, "%s/key", c->dir);
+    unlink(path);
+    td_cluster_key_free(c->key);
     rmdir(c->dir);
     return ok;
 }

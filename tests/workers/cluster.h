@@ -8,6 +8,7 @@
 #include <sys/types.h>
 #include <uv.h>
 
+#include "proto/data_plane.h"
 #include "proto/link.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -56,8 +57,12 @@ struct worker {
 
 struct cluster {
     uv_loop_t loop;
+    struct td_cluster_key *key; /* NULL: shm lane, Unix socket */
     char dir[64];
     const char *model;
+    unsigned strangers;          /* refused by the challenge */
+    char stranger[200];          /* why, the last one */
+    char control[32];            /* "127.0.0.1:port" on the tcp lane */
     const char *const *settings; /* more "key=value" for both workers, up to NULL; may be NULL */
     struct td_link_server *server;
     uv_timer_t keeper; /* sends KEEP for what is under way */
@@ -67,6 +72,15 @@ struct cluster {
     uint64_t next_request;
     struct request request[CLUSTER_REQUESTS];
 };
+
+/* Sets UCX up in this process, for the shm lane, or with "tcp" among the arguments for the tcp
+ * lane: then clusters started later run over TCP on the loopback interface, control links too, with
+ * a cluster key. Takes the word out of the arguments. False, said on stderr: cannot be. */
+bool cluster_lane(int *argc, char **argv);
+bool cluster_tcp(void);
+/* For the test's own ends of data links. */
+struct td_plane_options cluster_plane(const struct cluster *c, uint32_t max_peers,
+                                      uint32_t sends_per_peer);
 
 /* Programs and model are kept by pointer. Both workers are up when it returns. */
 void cluster_start(struct cluster *c, const char *prefill, const char *decode, const char *model);

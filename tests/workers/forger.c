@@ -171,7 +171,8 @@ void forger_compute(struct forger *f, const char *model, const int32_t *ids, uin
 void forger_open(struct forger *f, struct cluster *c) {
     struct td_error err;
     f->c = c;
-    need(td_plane_create(&c->loop, &events, f, 4, 64, &f->plane, &err), &err);
+    struct td_plane_options o = cluster_plane(c, 4, 64);
+    need(td_plane_create(&c->loop, &events, f, &o, &f->plane, &err), &err);
     uv_timer_init(&c->loop, &f->beat);
     f->beat.data = f;
     uv_timer_start(&f->beat, on_beat, BEAT_MS, BEAT_MS);

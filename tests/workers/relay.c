@@ -113,7 +113,8 @@ void relay_open(struct relay *r, struct cluster *c) {
     struct td_error err;
     memset(r, 0, sizeof *r);
     r->c = c;
-    if (td_plane_create(&c->loop, &events, r, 2 * RELAY_PAIRS, 256, &r->plane, &err) != TD_OK) {
+    struct td_plane_options o = cluster_plane(c, 2 * RELAY_PAIRS, 256);
+    if (td_plane_create(&c->loop, &events, r, &o, &r->plane, &err) != TD_OK) {
         fprintf(stderr, "relay: %s\n", err.text);
         abort();
     }

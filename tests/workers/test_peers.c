@@ -375,14 +375,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_decode_stops), cmocka_unit_test(test_stopped_prefill_dies),
         cmocka_unit_test(test_prefill_dies), cmocka_unit_test(test_decode_dies),
     };
-    struct td_error err;
+    if (!cluster_lane(&argc, argv)) return 1;
     if (argc < 4) {
         fprintf(stderr, "usage: test_peers PREFILL DECODE MODEL [seed [test name pattern]]\n");
         return 2;
-    }
-    if (td_xfer_env(&err) != TD_OK) {
-        fprintf(stderr, "%s\n", err.text);
-        return 1;
     }
     prefill_program = argv[1];
     decode_program = argv[2];

@@ -376,6 +376,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_decode_dies),
         cmocka_unit_test(test_router_dies),
     };
+    if (!cluster_lane(&argc, argv)) return 1;
     if (argc < 4) {
         fprintf(stderr, "usage: test_workers PREFILL DECODE MODEL [seed]\n");
         return 2;

@@ -29,10 +29,9 @@ static struct td_cluster_key *make(char fill, size_t len) {
  * Python's hmac over b"\0" + text. */
 static void test_mac(void **state) {
     (void)state;
-    static const uint8_t want[] = {0x01, 0xdb, 0xa7, 0xa9, 0xb6, 0x14, 0xf2, 0xd9,
-                                   0xe4, 0xbc, 0x01, 0x9f, 0x28, 0x23, 0x4a, 0xd9,
-                                   0x07, 0x53, 0x76, 0xb9, 0x03, 0x6f, 0x9b, 0x08,
-                                   0x40, 0x0f, 0x63, 0x9c, 0xd4, 0x86, 0xfe, 0x55};
+    static const uint8_t want[] = {0x01, 0xdb, 0xa7, 0xa9, 0xb6, 0x14, 0xf2, 0xd9, 0xe4, 0xbc, 0x01,
+                                   0x9f, 0x28, 0x23, 0x4a, 0xd9, 0x07, 0x53, 0x76, 0xb9, 0x03, 0x6f,
+                                   0x9b, 0x08, 0x40, 0x0f, 0x63, 0x9c, 0xd4, 0x86, 0xfe, 0x55};
     static const char text[] = "Test Using Larger Than Block-Size Key - Hash Key First";
     uint8_t mac[TD_MAC_BYTES], again[TD_MAC_BYTES];
     struct td_cluster_key *k = make((char)0xaa, 131);
@@ -328,10 +327,10 @@ static int teardown(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mac),        cmocka_unit_test(test_honest),
-        cmocka_unit_test(test_wrong_key),  cmocka_unit_test(test_false_host),
-        cmocka_unit_test(test_reflected),  cmocka_unit_test(test_replayed),
-        cmocka_unit_test(test_bound),      cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_mac),       cmocka_unit_test(test_honest),
+        cmocka_unit_test(test_wrong_key), cmocka_unit_test(test_false_host),
+        cmocka_unit_test(test_reflected), cmocka_unit_test(test_replayed),
+        cmocka_unit_test(test_bound),     cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_file),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -116,7 +116,9 @@ static void bench_round_trip(void) {
 
 int main(int argc, char **argv) {
     struct td_error err;
-    NEED(td_xfer_env(&err) == TD_OK);
+    int used = ends_lane(argc, argv);
+    argc -= used;
+    argv += used;
     if (argc > 1 && strcmp(argv[1], "receiver") == 0) return receiver_main();
     slab = (size_t)(argc > 1 ? strtoul(argv[1], NULL, 10) : 8) << 20;
     rounds = argc > 2 ? (unsigned)strtoul(argv[2], NULL, 10) : 100;

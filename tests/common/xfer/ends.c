@@ -31,10 +31,37 @@ const char *__lsan_default_suppressions(void) {
     return "leak:libuct.so\n";
 }
 
+static bool tcp;
+static char key_text[64] = "the cluster key of all the tests here";
+
+int ends_lane(int argc, char **argv) {
+    struct td_error err;
+    bool named = argc > 1 && (strcmp(argv[1], "tcp") == 0 || strcmp(argv[1], "shm") == 0);
+    tcp = named && strcmp(argv[1], "tcp") == 0;
+    NEED(td_xfer_env(tcp ? TD_XFER_TCP : TD_XFER_SHM, "lo", &err) == TD_OK, "%s", err.text);
+    return named;
+}
+
+bool ends_tcp(void) {
+    return tcp;
+}
+
+void ends_key(const char *text) {
+    snprintf(key_text, sizeof key_text, "%s",
+             *text ? text : "the cluster key of all the tests here");
+}
+
+static void on_stranger(void *user, const char *sentence) {
+    struct end *e = user;
+    e->strangers++;
+    snprintf(e->sentence, sizeof e->sentence, "%s", sentence);
+}
+
 static void on_accept(void *user, struct td_xfer_peer *peer) {
     struct end *e = user;
     e->accepted++;
     e->peer = peer;
+    if (e->on_accept) e->on_accept(e, peer);
 }
 
 static void on_message(void *user, struct td_xfer_peer *peer, const void *bytes, size_t len) {
@@ -66,15 +93,23 @@ void end_open(struct end *e, uint32_t max_peers, uint32_t sends_per_peer) {
                                 .on_message = on_message,
                                 .on_lost = on_lost,
                                 .on_closed = on_closed,
+                                .on_stranger = on_stranger,
                                 .user = e,
+                                .role = 1,
+                                .epoch = 1,
                                 .max_peers = max_peers,
                                 .sends_per_peer = sends_per_peer};
     struct td_error err;
+    struct td_cluster_key *key = NULL;
+    if (tcp)
+        NEED(td_cluster_key_make(key_text, strlen(key_text), &key, &err) == TD_OK, "%s", err.text);
+    o.key = e->key = key;
     NEED(td_xfer_create(&o, &e->x, &err) == TD_OK, "%s", err.text);
 }
 
 void end_close(struct end *e) {
     td_xfer_destroy(e->x);
+    td_cluster_key_free(e->key);
     e->x = NULL;
 }
 
@@ -182,7 +217,7 @@ void sender_start(struct receiver *r, const void *address, size_t len) {
         close(out[1]);
         close(in[0]);
         close(in[1]);
-        execl("/proc/self/exe", "receiver", "receiver", (char *)NULL);
+        execl("/proc/self/exe", "receiver", tcp ? "tcp" : "shm", "receiver", (char *)NULL);
         _exit(127);
     }
     close(out[1]);
@@ -210,6 +245,11 @@ void receiver_stop(struct receiver *r) {
 static struct td_xfer_region *region;
 static uint64_t my_epoch;
 
+static void admit(struct end *e, struct td_xfer_peer *peer) {
+    (void)e;
+    td_xfer_grant(peer, region, 0, RECEIVER_REGION);
+}
+
 static void obey(struct end *e, struct td_xfer_peer *peer, const void *bytes, size_t len) {
     (void)e;
     struct order o;
@@ -236,6 +276,7 @@ int receiver_main(void) {
     static struct end e;
     end_open(&e, 0, 0);
     e.on_message = obey;
+    e.on_accept = admit;
     NEED(td_xfer_region_alloc(e.x, RECEIVER_REGION, &region, &err) == TD_OK, "%s", err.text);
     size_t len;
     const void *address = td_xfer_address(e.x, &len);

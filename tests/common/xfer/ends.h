@@ -12,17 +12,27 @@
 
 struct end {
     struct td_xfer *x;
+    struct td_cluster_key *key;
     struct td_xfer_peer *peer; /* the last one accepted or connected */
-    unsigned accepted, lost, closed, messages;
+    unsigned accepted, lost, closed, messages, strangers;
     td_status why;
     char sentence[200];
     uint8_t last[TD_XFER_MESSAGE_MAX];
     size_t last_len;
     bool echo;          /* send every message back */
     unsigned echo_busy; /* echoes refused */
+    void (*on_accept)(struct end *e, struct td_xfer_peer *peer);
     void (*on_message)(struct end *e, struct td_xfer_peer *peer, const void *bytes, size_t len);
     unsigned polls; /* times the loop was told to poll */
 };
+
+/* Sets UCX up for the lane that the first argument names, "tcp" (on the loopback interface) or
+ * "shm", or for shm when it names none; the receiver's process gets the same. Returns the number of
+ * arguments used. */
+int ends_lane(int argc, char **argv);
+bool ends_tcp(void);
+/* The cluster key of ends opened from now on; "" for the usual one. tcp lane. */
+void ends_key(const char *text);
 
 void end_open(struct end *e, uint32_t max_peers, uint32_t sends_per_peer);
 void end_close(struct end *e);
