@@ -3,8 +3,9 @@
  * usage: bench_load [MEGABYTES [ROUNDS]]     (2000, 3)
  * Writes a checkpoint of FP8 experts into a temporary folder (TMPDIR, /tmp without), and then in
  * turns, each time with the files dropped from the page cache: reads them with read(2) into one
- * buffer, opens them as a model, and opens them as a model whose every byte is then summed. Removes
- * the folder again. */
+ * buffer, opens them as a model, and opens them as a model whose every byte is then summed; then
+ * reads and opens once more from the page cache. Cold, opening is compared with what the disk gives;
+ * warm, with what copying out of the page cache gives. Removes the folder again. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -317,6 +318,7 @@ static void show(const char *what, struct spent s, double mb) {
 int main(int argc, char **argv) {
     struct bench *b = &the_bench;
     struct spent plain[MAX_ROUNDS], opened[MAX_ROUNDS], summed[MAX_ROUNDS];
+    struct spent warm_plain[MAX_ROUNDS], warm_opened[MAX_ROUNDS];
     long mb = argc > 1 ? strtol(argv[1], NULL, 10) : 2000;
     long rounds = argc > 2 ? strtol(argv[2], NULL, 10) : 3;
     const char *tmp = getenv("TMPDIR");
@@ -343,20 +345,29 @@ int main(int argc, char **argv) {
         }
         drop(b);
         summed[i] = open_model(b, true);
+        for (int k = 0; k < 2; k++) {
+            if ((k + i) % 2)
+                warm_opened[i] = open_model(b, false);
+            else
+                warm_plain[i] = read_files(b);
+        }
         printf("round %d: read %.2f s, open %.2f s, open and sum %.2f s\n", i + 1, plain[i].wall,
                opened[i].wall, summed[i].wall);
     }
-    struct spent warm = open_model(b, false), r = median(plain, (int)rounds),
-                 o = median(opened, (int)rounds);
+    struct spent r = median(plain, (int)rounds), o = median(opened, (int)rounds);
+    struct spent wr = median(warm_plain, (int)rounds), wo = median(warm_opened, (int)rounds);
     double size = (double)b->bytes / 1e6;
     printf("%.0f MB in %d files, medians of %ld:\n", size, b->files, rounds);
     show("read", r, size);
     show("open", o, size);
     show("open and sum", median(summed, (int)rounds), size);
-    show("open from page cache", warm, size);
+    show("read, page cache", wr, size);
+    show("open, page cache", wo, size);
     /* median() has sorted them. */
-    printf("open runs at %.0f %% of the speed of reading by medians, %.0f %% by best rounds\n",
+    printf("cold: open runs at %.0f %% of the speed of reading by medians, %.0f %% by best rounds\n",
            100 * r.wall / o.wall, 100 * plain[0].wall / opened[0].wall);
+    printf("warm: %.0f %% by medians, %.0f %% by best rounds\n", 100 * wr.wall / wo.wall,
+           100 * warm_plain[0].wall / warm_opened[0].wall);
     free(b->block);
     return 0;
 }
