@@ -142,6 +142,15 @@ def test_no_tools_no_calls(s):
     assert s.chat("x", tool_choice="auto").usage.prompt_tokens == with_tools
 
 
+def test_choices(s):
+    r = s.chat("Look:" + calls(CALL, OTHER), n=3)
+    ids = [c.id for choice in r.choices for c in choice.message.tool_calls]
+    assert len(set(ids)) == 6, ids
+    for choice in r.choices:
+        assert [c.function.name for c in choice.message.tool_calls] == ["get_weather", "run"]
+        assert (choice.message.content, choice.finish_reason) == ("Look:", "tool_calls")
+
+
 def test_one_call_at_a_time(s):
     for got in (whole(s.chat(calls(CALL, OTHER), parallel_tool_calls=False)),
                 s.streamed(calls(CALL, OTHER), parallel_tool_calls=False)):

@@ -530,6 +530,58 @@ def test_failure_in_a_stream(s):
     assert status == 500 and "asked to fail" in text
 
 
+def test_choices(s):
+    """Every choice has its own text state and end, whole and streamed; the prompt counts once."""
+    one = chat(s, MIXED)
+    r = chat(s, MIXED, n=3)
+    assert [c.index for c in r.choices] == [0, 1, 2]
+    assert all((c.message.content, c.finish_reason) == (MIXED, "stop") for c in r.choices), r
+    assert r.usage.prompt_tokens == one.usage.prompt_tokens
+    assert r.usage.completion_tokens == 3 * one.usage.completion_tokens
+    texts, roles, finish, usage = [""] * 3, [0] * 3, [None] * 3, []
+    for chunk in chat(s, MIXED, n=3, stream=True, stream_options={"include_usage": True}):
+        usage += [chunk.usage] if chunk.usage else []
+        for c in chunk.choices:
+            assert finish[c.index] is None
+            roles[c.index] += c.delta.role == "assistant"
+            texts[c.index] += c.delta.content or ""
+            finish[c.index] = c.finish_reason
+    assert (texts, roles, finish, usage) == ([MIXED] * 3, [1] * 3, ["stop"] * 3, [r.usage])
+    cut = chat(s, MIXED, n=2, max_tokens=3).choices
+    assert [c.finish_reason for c in cut] == ["length"] * 2
+    stopped = chat(s, "one two STOP three", n=2, stop="STOP").choices
+    assert [(c.message.content, c.finish_reason) for c in stopped] == [("one two ", "stop")] * 2
+    thinks = chat(s, MIXED, n=2, reasoning_effort="high")
+    assert thinks.usage.completion_tokens_details.reasoning_tokens == 2 * chat(
+        s, MIXED, reasoning_effort="high").usage.completion_tokens_details.reasoning_tokens
+    text = "@preempt " + "one two three four " * 3
+    assert [c.message.content for c in chat(s, text, n=3).choices] == [text] * 3
+
+
+def test_a_choice_fails(s):
+    try:
+        for _ in chat(s, "@fail one two three four", n=3, stream=True):
+            pass
+        raise AssertionError("a broken stream looked whole")
+    except openai.APIError as e:
+        assert "asked to fail" in str(e)
+    status, _, text = s.get("/v1/chat/completions", "POST", body_of("@fail one two three four", n=3))
+    assert status == 500 and "asked to fail" in text
+    s.wait("everything to end", lambda: json.loads(s.get("/v1/cluster")[2])["counts"]["tombstones"] == 0)
+    counts = json.loads(s.get("/v1/cluster")[2])["counts"]
+    assert counts["live"] == 0, counts
+
+
+def test_client_leaves_choices(s):
+    before = s.seen().count("cancel decode")
+    with s.connect() as c:
+        c.sendall(raw_post(b"/v1/chat/completions", body_of("@slow " + "word " * 500, n=3, stream=True)))
+        data = b""
+        while data.count(b"data: ") < 9:
+            data += c.recv(65536)
+    s.wait("the cancels", lambda: s.seen().count("cancel decode") == before + 3)
+
+
 def test_preempted(s):
     """No room is nobody's fault: the answer goes on where it was, streamed or not."""
     text = "@preempt " + "one two three four " * 3

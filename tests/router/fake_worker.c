@@ -7,7 +7,7 @@
  *   @die      decode's link drops after 3 tokens, and comes back under a new epoch
  *   @fast     64 tokens per message
  * and `@ids 5 7 9` anywhere in it is answered with these ids instead, marks included: a recorded
- * answer.
+ * answer. All choices of a request get the same.
  * usage: fake_worker SOCKET MODEL_NAME TOKENIZER_DIR MAX_CONTEXT */
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +34,7 @@ struct worker {
 struct job {
     struct td_link link;
     struct td_key key;
+    uint32_t choice;
     uint64_t ticket;
     struct td_sampling sampling;
     uint32_t max_new, sent;
@@ -63,10 +64,14 @@ static void release(struct worker *w, struct td_key key) {
     say(w, &m);
 }
 
+static bool of_key(const struct job *j, struct td_key key) {
+    return j->key.request == key.request && j->key.attempt == key.attempt;
+}
+
 static struct job *find(struct td_key key) {
     TD_LIST_EACH (&jobs, it) {
         struct job *j = TD_CONTAINER(it, struct job, link);
-        if (j->key.request == key.request && j->key.attempt == key.attempt) return j;
+        if (of_key(j, key)) return j;
     }
     return NULL;
 }
@@ -75,6 +80,13 @@ static void drop(struct job *j) {
     td_list_remove(&j->link);
     td_ids_free(&j->answer);
     free(j);
+}
+
+/* Decode lets go of a key with its last choice. */
+static void drop_and_release(struct job *j) {
+    struct td_key key = j->key;
+    drop(j);
+    if (!find(key)) release(&decode, key);
 }
 
 /* ---- the "model" ---- */
@@ -171,18 +183,19 @@ static void send_tokens(struct worker *w, struct job *j, uint32_t most) {
         n++;
         j->sent++;
     }
-    struct td_msg m = {.type = TD_MSG_TOKENS,
-                       .tokens = {.key = j->key, .index = index, .n = n, .tokens = t}};
+    struct td_msg m = {
+        .type = TD_MSG_TOKENS,
+        .tokens = {.key = j->key, .choice = j->choice, .index = index, .n = n, .tokens = t}};
     if (n > 0) say(w, &m);
     if (!last || w->role == TD_ROLE_PREFILL) return;
     bool stop = !j->sampling.ignore_eos && j->answer.ids[(j->sent - 1) % j->answer.n] == chat.eos;
     struct td_msg f = {.type = TD_MSG_FINISHED,
                        .finished = {.key = j->key,
+                                    .choice = j->choice,
                                     .reason = stop ? TD_FINISH_STOP : TD_FINISH_LENGTH,
                                     .n_tokens = j->sent}};
     say(w, &f);
-    release(w, j->key);
-    drop(j);
+    drop_and_release(j);
 }
 
 static void client_start(struct worker *w);
@@ -198,11 +211,11 @@ static void advance(struct job *j, uint64_t now) {
     if (j->sent >= FAULT_AT && (preempted || is(j, "@fail"))) {
         struct td_msg m = {.type = TD_MSG_FAILED,
                            .failed = {.key = j->key,
+                                      .only = j->choice + 1,
                                       .status = preempted ? TD_PREEMPTED : TD_INTERNAL,
                                       .text = "asked to fail"}};
         say(&decode, &m);
-        release(&decode, j->key);
-        drop(j);
+        drop_and_release(j);
         return;
     }
     if (j->sent >= FAULT_AT && is(j, "@die")) {
@@ -232,44 +245,53 @@ static void on_tick(void *user) {
 
 /* ---- messages ---- */
 
-static void on_admit(const struct td_msg_admit *a) {
+static void make_job(const struct td_msg_admit *a, uint32_t choice, uint64_t ticket) {
     struct job *j = calloc(1, sizeof *j);
     if (!j) abort();
     j->key = a->key;
-    j->ticket = ++next_ticket;
+    j->choice = choice;
+    j->ticket = ticket;
     j->sampling = a->sampling;
     j->max_new = a->max_new;
     td_list_push_back(&jobs, &j->link);
-    printf("admit prompt=%u max=%u temperature=%g seed=%llu\n", a->n_prompt, a->max_new,
-           (double)a->sampling.temperature, (unsigned long long)a->sampling.seed);
-    struct td_msg m = {
-        .type = TD_MSG_ADMIT_REPLY,
-        .admit_reply = {.key = a->key, .status = TD_OK, .ticket = j->ticket, .lease_ms = 10000}};
-    say(&decode, &m);
     if (!a->ids) return;
     make_answer(j, a->ids, a->n_prompt);
     j->decoding = true;
 }
 
-static void on_prefill(const struct td_msg_prefill *p) {
-    struct job *j = find(p->key);
-    printf("prefill prompt=%u\n", p->n_prompt);
-    if (!j || j->ticket != p->ticket) {
-        release(&prefill, p->key);
-        return;
-    }
-    make_answer(j, p->ids, p->n_prompt);
-    if (is(j, "@hang")) return;
-    send_tokens(&prefill, j, 1);
-    release(&prefill, p->key);
-    j->decoding = true;
+static void on_admit(const struct td_msg_admit *a) {
+    uint64_t ticket = ++next_ticket;
+    printf("admit prompt=%u max=%u temperature=%g seed=%llu\n", a->n_prompt, a->max_new,
+           (double)a->sampling.temperature, (unsigned long long)a->sampling.seed);
+    struct td_msg m = {
+        .type = TD_MSG_ADMIT_REPLY,
+        .admit_reply = {.key = a->key, .status = TD_OK, .ticket = ticket, .lease_ms = 10000}};
+    say(&decode, &m);
+    for (uint32_t c = 0; c == 0 || c < a->n; c++)
+        make_job(a, c, ticket);
 }
 
-static void on_cancel(struct worker *w, struct td_key key) {
-    struct job *j = find(key);
+static void on_prefill(const struct td_msg_prefill *p) {
+    printf("prefill prompt=%u\n", p->n_prompt);
+    TD_LIST_EACH_SAFE (&jobs, it, tmp) {
+        struct job *j = TD_CONTAINER(it, struct job, link);
+        if (!of_key(j, p->key) || j->ticket != p->ticket) continue;
+        make_answer(j, p->ids, p->n_prompt);
+        if (is(j, "@hang")) return;
+        send_tokens(&prefill, j, 1);
+        j->decoding = true;
+    }
+    release(&prefill, p->key);
+}
+
+static void on_cancel(struct worker *w, const struct td_msg_cancel *m) {
     printf("cancel %s\n", w->role == TD_ROLE_PREFILL ? "prefill" : "decode");
-    if (j && w->role == TD_ROLE_DECODE) drop(j);
-    release(w, key);
+    TD_LIST_EACH_SAFE (&jobs, it, tmp) {
+        struct job *j = TD_CONTAINER(it, struct job, link);
+        if (w->role != TD_ROLE_DECODE || !of_key(j, m->key)) continue;
+        if (m->only == 0 || m->only == j->choice + 1) drop(j);
+    }
+    if (w->role == TD_ROLE_PREFILL || !find(m->key)) release(w, m->key);
 }
 
 static void on_msg(void *user, struct td_conn *c, const struct td_msg *m) {
@@ -277,7 +299,7 @@ static void on_msg(void *user, struct td_conn *c, const struct td_msg *m) {
     struct worker *w = user;
     if (m->type == TD_MSG_ADMIT) on_admit(&m->admit);
     if (m->type == TD_MSG_PREFILL) on_prefill(&m->prefill);
-    if (m->type == TD_MSG_CANCEL) on_cancel(w, m->cancel.key);
+    if (m->type == TD_MSG_CANCEL) on_cancel(w, &m->cancel);
 }
 
 static void on_beat(void *user, struct td_conn *c, struct td_msg_heartbeat *b) {
