@@ -4,10 +4,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "router/api_anthropic.h"
+
+static void echo_prompt(struct td_answer *a, const struct td_ids *prompt) {
+    for (size_t i = 0; i < prompt->n; i++) {
+        size_t n;
+        if (td_tokenizer_is_special(a->chat->t, prompt->ids[i])) continue;
+        const char *bytes = td_tokenizer_bytes(a->chat->t, prompt->ids[i], &n);
+        td_json_raw(&a->echo, bytes, n);
+    }
+}
+
 td_status td_answer_init(struct td_answer *a, const struct td_api_params *p,
                          const struct td_chat *chat, const struct td_ids *prompt, const char *model,
                          struct td_error *err) {
-    bool is_chat = p->kind == TD_API_CHAT;
+    bool is_chat = p->kind != TD_API_COMPLETIONS;
     struct td_reply_params rp = {
         .chat = chat,
         .plain = !is_chat,
@@ -21,10 +32,14 @@ td_status td_answer_init(struct td_answer *a, const struct td_api_params *p,
     a->params.n_stops = 0;
     a->chat = chat;
     a->model = model;
+    a->n_prompt = (uint32_t)prompt->n;
+    if (p->echo) echo_prompt(a, prompt);
+    if (a->echo.failed) return td_fail(err, TD_NO_MEMORY, "no memory for the prompt's text");
     a->text = calloc(p->n, sizeof *a->text);
     if (!a->text) return td_fail(err, TD_NO_MEMORY, "no memory for %u choices", p->n);
     for (; a->n < p->n; a->n++) {
         a->text[a->n].topk.n_prompt = (uint32_t)prompt->n;
+        if (!p->stream) td_json_raw(&a->text[a->n].content, a->echo.p, a->echo.n);
         TD_TRY(td_reply_init(&a->text[a->n].reply, &rp, err));
         a->text[a->n].reply_ready = true;
     }
@@ -48,6 +63,7 @@ void td_answer_finish(struct td_answer *a) {
     for (uint32_t i = 0; i < a->n; i++)
         free_text(&a->text[i]);
     free(a->text);
+    td_json_out_free(&a->echo);
     *a = (struct td_answer){0};
 }
 
@@ -61,12 +77,21 @@ static bool emit(struct td_answer *a, struct td_http_conn *c, struct td_json_out
     return false;
 }
 
+static bool is_messages(const struct td_answer *a) {
+    return a->params.kind == TD_API_MESSAGES;
+}
+
 void td_answer_begin(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch) {
     if (!a->params.stream) return;
     td_http_begin(c, 200, TD_SSE_CONTENT_TYPE);
-    if (a->params.kind != TD_API_CHAT) return;
-    for (uint32_t i = 0; i < a->n; i++) {
-        td_answer_chunk(a, i, scratch, TD_CHUNK_ROLE, 0, "", 0, NULL);
+    if (is_messages(a)) {
+        td_answer_messages_begin(a, scratch);
+        (void)emit(a, c, scratch);
+    }
+    bool chat = a->params.kind == TD_API_CHAT;
+    for (uint32_t i = 0; i < a->n && (chat || a->echo.n); i++) {
+        td_answer_chunk(a, i, scratch, chat ? TD_CHUNK_ROLE : TD_CHUNK_CONTENT, 0, a->echo.p,
+                        a->echo.n, NULL);
         if (!emit(a, c, scratch)) return;
     }
 }
@@ -103,7 +128,10 @@ static void give(struct td_answer *a, struct td_http_conn *c, struct td_json_out
     while (td_reply_next(&t->reply, &ev)) {
         if (ev.kind == TD_REPLY_CALL_END) continue;
         if (a->params.stream) {
-            td_answer_chunk(a, choice, scratch, chunks[ev.kind], ev.call, ev.text, ev.n, NULL);
+            if (is_messages(a))
+                td_answer_messages_event(a, scratch, &ev);
+            else
+                td_answer_chunk(a, choice, scratch, chunks[ev.kind], ev.call, ev.text, ev.n, NULL);
             if (!emit(a, c, scratch)) return;
         } else if (ev.kind == TD_REPLY_REASONING) {
             td_json_raw(&t->reasoning, ev.text, ev.n);
@@ -170,7 +198,10 @@ static void end_all(struct td_answer *a, struct td_http_conn *c, struct td_json_
     }
     if (!a->params.stream) {
         td_json_out_reset(scratch);
-        td_answer_document(a, scratch, n_prompt);
+        if (is_messages(a))
+            td_answer_messages_document(a, scratch, &a->text[0]);
+        else
+            td_answer_document(a, scratch, n_prompt);
         td_http_reply(c, 200, "application/json", scratch->p, scratch->n);
         return;
     }
@@ -178,7 +209,7 @@ static void end_all(struct td_answer *a, struct td_http_conn *c, struct td_json_
         td_answer_usage_chunk(a, scratch, n_prompt);
         if (!emit(a, c, scratch)) return;
     }
-    td_sse_done(c);
+    if (!is_messages(a)) td_sse_done(c);
     td_http_end(c);
 }
 
@@ -194,7 +225,10 @@ void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_o
     t->n_sampled = n_tokens;
     a->n_ended++;
     if (a->params.stream) {
-        td_answer_chunk(a, choice, scratch, TD_CHUNK_LAST, 0, "", 0, t->finish);
+        if (is_messages(a))
+            td_answer_messages_last(a, scratch, t);
+        else
+            td_answer_chunk(a, choice, scratch, TD_CHUNK_LAST, 0, "", 0, t->finish);
         if (!emit(a, c, scratch)) return;
     }
     if (a->n_ended == a->n) end_all(a, c, scratch, n_prompt);
@@ -203,10 +237,17 @@ void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_o
 void td_answer_fail(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
                     bool begun, const struct td_api_error *e) {
     if (!begun || !a->params.stream) {
-        td_api_error_reply(c, e, scratch);
+        if (is_messages(a))
+            td_api_anthropic_error_reply(c, e, scratch);
+        else
+            td_api_error_reply(c, e, scratch);
         return;
     }
-    td_sse_open(scratch);
-    td_api_error_write(scratch, e);
+    if (is_messages(a)) {
+        td_answer_messages_error(scratch, e);
+    } else {
+        td_sse_open(scratch);
+        td_api_error_write(scratch, e);
+    }
     if (emit(a, c, scratch)) td_http_abort(c);
 }

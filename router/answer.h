@@ -1,6 +1,7 @@
-/* The text side of one answer: tokens in, OpenAI JSON out, as a stream of chunks or as one
- * document, for both generating endpoints. Knows no worker and no clock. An answer has n choices;
- * their chunks come as their tokens do, and the document or the stream ends with the last of them.
+/* The text side of one answer: tokens in, JSON out, as a stream of chunks or as one document, for
+ * all generating endpoints: OpenAI's (answer_json.c) and Anthropic's (answer_messages.c). Knows no
+ * worker and no clock. An answer has n choices; their chunks come as their tokens do, and the
+ * document or the stream ends with the last of them.
  *
  * completion_tokens in the usage counts what was sampled: end of text counts, and so do the tokens
  * of a stop string that the client does not see. logprobs leave end of text out.
@@ -43,12 +44,16 @@ struct td_answer {
     struct td_api_params params; /* its stops are not valid any more */
     const struct td_chat *chat;  /* borrowed */
     const char *model;           /* borrowed */
-    char id[40];                 /* "chatcmpl-..." or "cmpl-..." */
+    char id[40];                 /* "chatcmpl-...", "cmpl-..." or "msg_..." */
     int64_t created;
     bool broken;                 /* no memory: the stream was cut, the connection let go */
     uint64_t n_sent;             /* chunks */
     struct td_answer_text *text; /* [n] */
     uint32_t n, n_ended;
+    uint32_t n_prompt;
+    struct td_json_out echo; /* plain text of the prompt, if it shall come first */
+    uint32_t n_blocks;       /* answer_messages.c: opened, and what the last one is */
+    uint8_t block;
 };
 
 /* Takes the parameters and the memory of the output machines. `prompt` tells whether the answer
@@ -92,5 +97,16 @@ void td_answer_chunk(struct td_answer *a, uint32_t choice, struct td_json_out *w
                      const char *finish);
 void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w, uint32_t n_prompt);
 void td_answer_document(struct td_answer *a, struct td_json_out *w, uint32_t n_prompt);
+
+/* ---- answer_messages.c, for answer.c; each fills `w` with whole events or the document ---- */
+
+void td_answer_messages_begin(struct td_answer *a, struct td_json_out *w);
+void td_answer_messages_event(struct td_answer *a, struct td_json_out *w,
+                              const struct td_reply_event *ev);
+void td_answer_messages_last(struct td_answer *a, struct td_json_out *w,
+                             const struct td_answer_text *t);
+void td_answer_messages_document(const struct td_answer *a, struct td_json_out *w,
+                                 const struct td_answer_text *t);
+void td_answer_messages_error(struct td_json_out *w, const struct td_api_error *e);
 
 #endif

@@ -62,7 +62,7 @@ static const struct td_param chat_params[] = {
 static const struct td_param completion_params[] = {
     {"prompt", TD_PARAM_READ, NULL},
     {"best_of", TD_PARAM_READ, NULL},
-    {"echo", TD_PARAM_FALSE, NULL},
+    {"echo", TD_PARAM_READ, NULL},
     {"suffix", TD_PARAM_EMPTY, NULL},
     {0},
 };
@@ -229,6 +229,14 @@ static td_status read_mode(const struct td_fields *f, struct td_api_params *p) {
     return TD_OK;
 }
 
+static td_status read_echo(const struct td_fields *f, struct td_api_params *p) {
+    TD_TRY(td_field_bool(f, "echo", &p->echo));
+    if (!p->echo || !p->sampling.logprobs) return TD_OK;
+    return td_api_refuse(f->e, 400, "unsupported_value", "echo",
+                         "echo: logprobs of the prompt are not computed here; expected echo or "
+                         "logprobs, found both");
+}
+
 td_status td_api_params_read(const json_t *root, enum td_api_kind kind,
                              const struct td_api_defaults *d, struct td_api_params *p,
                              struct td_api_error *e) {
@@ -249,7 +257,7 @@ td_status td_api_params_read(const json_t *root, enum td_api_kind kind,
     TD_TRY(read_stops(&f, p));
     TD_TRY(read_logprobs(&f, p));
     TD_TRY(read_stream(&f, p));
-    if (kind != TD_API_CHAT) return TD_OK;
+    if (kind != TD_API_CHAT) return read_echo(&f, p);
     TD_TRY(td_api_tools_check(&f, p));
     return read_mode(&f, p);
 }

@@ -7,7 +7,8 @@
 #include "common/text/stops.h"
 #include "router/json_request.h"
 
-enum td_api_kind { TD_API_CHAT, TD_API_COMPLETIONS };
+/* MESSAGES: Anthropic's; its requests are read as the CHAT they mean (api_anthropic.h). */
+enum td_api_kind { TD_API_CHAT, TD_API_COMPLETIONS, TD_API_MESSAGES };
 
 /* Of the server; read-only while it runs, so that jobs in other threads may look. */
 struct td_api_defaults {
@@ -28,6 +29,7 @@ struct td_api_params {
     enum td_chat_effort_table efforts;
     bool calls;    /* tools are declared and may be called */
     bool one_call; /* but no more than one */
+    bool echo;     /* completions: the prompt's text comes first */
     struct td_sampling sampling;
     uint32_t n; /* choices */
     uint32_t max_new;

@@ -8,6 +8,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "router/api_anthropic.h"
 #include "router/api_prompt.h"
 #include "router/serve_parts.h"
 
@@ -95,11 +96,14 @@ static td_status prepare_root(struct td_request *r, const json_t *root) {
     struct td_api_params p;
     struct td_error err;
     const struct td_chat *chat = &r->s->chat;
-    TD_TRY(td_api_params_read(root, r->kind, &r->s->defaults, &p, &r->error));
-    if (r->kind == TD_API_CHAT)
-        TD_TRY(td_api_chat_prompt(root, &p, chat, &r->prompt, &r->error));
-    else
+    bool completions = r->kind == TD_API_COMPLETIONS;
+    TD_TRY(td_api_params_read(root, completions ? r->kind : TD_API_CHAT, &r->s->defaults, &p,
+                              &r->error));
+    p.kind = r->kind;
+    if (completions)
         TD_TRY(td_api_completions_prompt(root, chat, &r->prompt, &r->error));
+    else
+        TD_TRY(td_api_chat_prompt(root, &p, chat, &r->prompt, &r->error));
     if (!p.seed_given &&
         getrandom(&p.sampling.seed, sizeof p.sampling.seed, 0) != sizeof p.sampling.seed)
         return td_api_refuse(&r->error, 500, NULL, NULL, "no random numbers from the system");
@@ -115,11 +119,13 @@ static td_status prepare_root(struct td_request *r, const json_t *root) {
  * whatever becomes of the client. */
 static void prepare(uv_work_t *work) {
     struct td_request *r = work->data;
-    json_t *root = NULL;
-    if (td_request_parse(r->body, r->body_n, &root, &r->error) == TD_OK) {
-        td_status st = prepare_root(r, root);
-        if (st != TD_OK && r->error.status == 0) set_out_of_memory(&r->error);
-    }
+    json_t *root = NULL, *chat = NULL;
+    td_status st = td_request_parse(r->body, r->body_n, &root, &r->error);
+    if (st == TD_OK && r->kind == TD_API_MESSAGES)
+        st = td_api_anthropic_read(root, false, &chat, &r->error);
+    if (st == TD_OK) st = prepare_root(r, chat ? chat : root);
+    if (st != TD_OK && r->error.status == 0) set_out_of_memory(&r->error);
+    json_decref(chat);
     json_decref(root);
     free(r->body);
     r->body = NULL;
@@ -134,7 +140,7 @@ static td_status check_length(struct td_request *r) {
     uint64_t n = r->prompt.n;
     uint64_t limit = td_fleet_limit(td_flow_fleet(s->flow), s->config->router_colocate);
     if (s->config->max_context && s->config->max_context < limit) limit = s->config->max_context;
-    const char *param = r->kind == TD_API_CHAT ? "messages" : "prompt";
+    const char *param = r->kind == TD_API_COMPLETIONS ? "prompt" : "messages";
     if (n + 1 > limit)
         return td_api_refuse(&r->error, 400, "context_length_exceeded", param,
                              "the prompt is %llu tokens long; the limit is %llu tokens, prompt and "
@@ -290,44 +296,53 @@ static void gone(struct td_conn_owner *o) {
         cancel(r, "the client left");
 }
 
-static void refuse_early(struct td_serve *s, struct td_http_conn *c, int status, const char *code,
-                         const char *text) {
+static void reply_error(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
+                        const struct td_api_error *e) {
+    if (kind == TD_API_MESSAGES)
+        td_api_anthropic_error_reply(c, e, &s->scratch);
+    else
+        td_api_error_reply(c, e, &s->scratch);
+}
+
+static void refuse_early(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
+                         int status, const char *code, const char *text) {
     struct td_api_error e;
     (void)td_api_refuse(&e, status, code, NULL, "%s", text);
     e.retry_after_s = 1;
     s->metrics.requests[outcome_of(status)]++;
-    td_api_error_reply(c, &e, &s->scratch);
+    reply_error(s, c, kind, &e);
 }
 
 void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
                       const char *request_id) {
     if (s->phase != TD_SERVE_RUNNING) {
-        refuse_early(s, c, 503, "not_ready", td_serve_not_ready(s));
+        refuse_early(s, c, kind, 503, "not_ready", td_serve_not_ready(s));
         return;
     }
     if (s->n_requests >= s->config->router_max_requests) {
         char text[120];
         snprintf(text, sizeof text, "%u requests are in flight, the limit is %llu; try again later",
                  s->n_requests, (unsigned long long)s->config->router_max_requests);
-        refuse_early(s, c, 429, "overloaded", text);
+        refuse_early(s, c, kind, 429, "overloaded", text);
         return;
     }
+    static const char *const id_prefix[] = {
+        [TD_API_CHAT] = "chatcmpl-", [TD_API_COMPLETIONS] = "cmpl-", [TD_API_MESSAGES] = "msg_"};
     struct td_request *r = calloc(1, sizeof *r);
     if (!r) {
-        refuse_early(s, c, 503, NULL, "out of memory");
+        refuse_early(s, c, kind, 503, NULL, "out of memory");
         return;
     }
     r->owner.gone = gone;
     r->s = s;
     r->conn = c;
-    r->kind = kind;
+    r->kind = r->answer.params.kind = kind; /* an error has the form of its API from the start */
     r->id = s->next_request + 1;
     s->next_request += TD_CHOICES_MAX; /* how many it wants is in the body */
     r->arrived_ns = td_now_ns();
     snprintf(r->request_id, sizeof r->request_id, "%s", request_id);
-    snprintf(r->answer.id, sizeof r->answer.id, "%s-%08llx%08llx",
-             kind == TD_API_CHAT ? "chatcmpl" : "cmpl", (unsigned long long)(s->epoch & 0xffffffff),
-             (unsigned long long)r->id);
+    snprintf(r->answer.id, sizeof r->answer.id, "%s%08llx%08llx", id_prefix[kind],
+             (unsigned long long)(s->epoch & 0xffffffff), (unsigned long long)r->id);
     r->answer.created = td_wall_s();
     r->body = td_http_take_body(c, &r->body_n);
     r->work.data = r;
@@ -356,7 +371,7 @@ void td_request_abandon(struct td_request *r) {
     } else if (r->stage == TD_REQUEST_PREPARING) {
         td_http_set_owner(c, NULL);
         gone(&r->owner); /* what the answer is made of belongs to the pool's thread now */
-        td_api_error_reply(c, &e, &r->s->scratch);
+        reply_error(r->s, c, r->kind, &e);
     }
 }
 

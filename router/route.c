@@ -29,6 +29,7 @@ static const struct route routes[] = {
     {"/v1/chat/completions", true, TD_API_CHAT, NULL},
     {"/v1/completions", true, TD_API_COMPLETIONS, NULL},
     {"/v1/models", false, 0, models},
+    {"/v1/messages", true, TD_API_MESSAGES, NULL},
     {"/v1/messages/count_tokens", true, 0, td_api_count_tokens},
     {"/tokenize", true, 0, td_api_tokenize},
     {"/detokenize", true, 0, td_api_detokenize},

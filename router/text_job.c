@@ -1,5 +1,6 @@
-/* POST /tokenize, /detokenize and /v1/messages/count_tokens: what a text or a conversation is to the model, without asking it.
- * Made in the thread pool, since a prompt can be megabytes long; nothing here needs a worker. */
+/* POST /tokenize, /detokenize and /v1/messages/count_tokens: what a text or a conversation is to
+ * the model, without asking it. Made in the thread pool, since a prompt can be megabytes long;
+ * nothing here needs a worker. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@ struct td_text_job {
     struct td_json_out out;
     struct td_api_error error; /* status 0: none */
     void (*refuse)(struct td_http_conn *c, const struct td_api_error *e, struct td_json_out *w);
-    uint64_t limit;            /* tokens of a sequence, 0: not known */
+    uint64_t limit; /* tokens of a sequence, 0: not known */
 };
 
 /* ---- in the pool: only the job and what the loading job left are touched ---- */

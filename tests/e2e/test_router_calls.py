@@ -142,21 +142,6 @@ def test_no_tools_no_calls(s):
     assert s.chat("x", tool_choice="auto").usage.prompt_tokens == with_tools
 
 
-def test_choices(s):
-    r = s.chat("Look:" + calls(CALL, OTHER), n=3)
-    ids = [c.id for choice in r.choices for c in choice.message.tool_calls]
-    assert len(set(ids)) == 6, ids
-    for choice in r.choices:
-        assert [c.function.name for c in choice.message.tool_calls] == ["get_weather", "run"]
-        assert (choice.message.content, choice.finish_reason) == ("Look:", "tool_calls")
-
-
-def test_one_call_at_a_time(s):
-    for got in (whole(s.chat(calls(CALL, OTHER), parallel_tool_calls=False)),
-                s.streamed(calls(CALL, OTHER), parallel_tool_calls=False)):
-        assert [c[1] for c in got["calls"]] == ["get_weather"] and got["finish"] == "tool_calls"
-
-
 def test_cut_in_a_call(s):
     text = "x" + calls(CALL)
     tokens = len(s.v.tokens(text, random.Random(1)))
@@ -273,6 +258,19 @@ def test_tokenize(s):
         with s.setup.connect() as c:
             c.sendall(base.raw_post(b"/tokenize", json.dumps({"prompt": "word " * 100000}).encode()))
     assert post("/tokenize", prompt="x")["count"] > 0
+
+
+def test_echo(s):
+    ask = lambda **more: s.api.completions.create(model="needle", prompt="Once wörld ", echo=True, **more)  # noqa: E731
+    assert ask().choices[0].text == "Once wörld Once wörld "
+    assert "".join(c.choices[0].text for c in ask(stream=True)) == "Once wörld Once wörld "
+    assert ask(stop="wör").choices[0].text == "Once wörld Once ", "stop strings are looked for in the answer alone"
+    ids = s.v.tokens("ab cd", s.r)
+    assert s.api.completions.create(model="needle", prompt=ids, echo=True).choices[0].text == "ab cdab cd"
+    error, _ = s.setup.refused(400, {"model": "needle", "prompt": "x", "echo": True, "logprobs": 1}, "/v1/completions")
+    assert error["param"] == "echo"
+    error, _ = s.setup.refused(400, {"model": "needle", "prompt": "x", "suffix": "y"}, "/v1/completions")
+    assert error["param"] == "suffix" and "not supported" in error["message"]
 
 
 # ---- refusals ----
