@@ -142,6 +142,27 @@ def test_no_tools_no_calls(s):
     assert s.chat("x", tool_choice="auto").usage.prompt_tokens == with_tools
 
 
+def test_choices(s):
+    r = s.chat("Look:" + calls(CALL, OTHER), n=3)
+    ids = [c.id for choice in r.choices for c in choice.message.tool_calls]
+    assert len(set(ids)) == 6, ids
+    streamed = {0: "", 1: "", 2: ""}
+    for chunk in s.chat("Look:" + calls(CALL, OTHER), n=3, stream=True):
+        for choice in chunk.choices:
+            for c in choice.delta.tool_calls or []:
+                streamed[choice.index] += c.function.arguments
+    for choice in r.choices:
+        assert streamed[choice.index] == "".join(c.function.arguments for c in choice.message.tool_calls)
+        assert [c.function.name for c in choice.message.tool_calls] == ["get_weather", "run"]
+        assert (choice.message.content, choice.finish_reason) == ("Look:", "tool_calls")
+
+
+def test_one_call_at_a_time(s):
+    for got in (whole(s.chat(calls(CALL, OTHER), parallel_tool_calls=False)),
+                s.streamed(calls(CALL, OTHER), parallel_tool_calls=False)):
+        assert [c[1] for c in got["calls"]] == ["get_weather"] and got["finish"] == "tool_calls"
+
+
 def test_cut_in_a_call(s):
     text = "x" + calls(CALL)
     tokens = len(s.v.tokens(text, random.Random(1)))
