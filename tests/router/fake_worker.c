@@ -5,7 +5,7 @@
  *   @hang     prefill never answers          @slow   20 ms between tokens
  *   @quiet    7 s of silence after token 2   @fail   decode fails after 3 tokens
  *   @die      decode's link drops after 3 tokens, and comes back under a new epoch
- *   @fast     64 tokens per message
+ *   @fast     64 tokens per message          @one     as @slow, and choice 1 alone fails
  * and `@ids 5 7 9` anywhere in it is answered with these ids instead, marks included: a recorded
  * answer. All choices of a request get the same.
  * usage: fake_worker SOCKET MODEL_NAME TOKENIZER_DIR MAX_CONTEXT */
@@ -208,7 +208,8 @@ static bool is(const struct job *j, const char *word) {
 static void advance(struct job *j, uint64_t now) {
     if (!j->decoding || now < j->due_ns) return;
     bool preempted = is(j, "@preempt");
-    if (j->sent >= FAULT_AT && (preempted || is(j, "@fail"))) {
+    bool fails = is(j, "@fail") || (is(j, "@one") && j->choice == 1);
+    if (j->sent >= FAULT_AT && (preempted || fails)) {
         struct td_msg m = {.type = TD_MSG_FAILED,
                            .failed = {.key = j->key,
                                       .only = j->choice + 1,
@@ -227,7 +228,7 @@ static void advance(struct job *j, uint64_t now) {
         client_start(&decode);
         return;
     }
-    j->due_ns = now + (is(j, "@slow")                    ? SLOW_MS
+    j->due_ns = now + (is(j, "@slow") || is(j, "@one")   ? SLOW_MS
                        : is(j, "@quiet") && j->sent == 2 ? QUIET_MS
                                                          : 0) *
                           (uint64_t)MS;
