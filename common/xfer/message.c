@@ -130,6 +130,8 @@ td_status td_xfer_send(struct td_xfer_peer *peer, const void *bytes, size_t len,
     if (peer->state != TD_XFER_OPEN) return TD_PEER_LOST;
     uint32_t cap = peer->x->options.sends_per_peer;
     if (peer->slots_used == cap) return TD_BUSY;
+    /* The same few slots again: a ring that went on would in time touch all of them. */
+    if (peer->slots_used == 0) peer->slot_first = 0;
     struct td_xfer_slot *slot = &peer->slots[(peer->slot_first + peer->slots_used) % cap];
     slot->peer = peer;
     slot->deadline_ns = deadline_ns;
