@@ -63,6 +63,8 @@ def test_calls(s):
     assert blocks(one) == blocks(other) and other.stop_reason == "tool_use"
     assert len({b.id for m in (one, other) for b in m.content[1:]}) == 4
     assert "input_json" in {e.type for e in events}
+    marks = [(e.type[14:], e.index) for e in events if e.type in ("content_block_start", "content_block_stop")]
+    assert marks == [(kind, i) for i in range(3) for kind in ("start", "stop")], marks
     single = s.whole(text, tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
     assert len(single.content) == 2
     none = s.whole(text, tools=TOOLS, tool_choice={"type": "none"})
@@ -78,6 +80,9 @@ def test_thinking(s):
         assert [b.type for b in one.content] == ["thinking", "text", "tool_use"] and one.content[0].thinking == "Hm."
         assert blocks(one) == blocks(other)
     assert [b.type for b in s.whole("x").content] == ["text"], "thinking is off unless it is asked for"
+    plain, most = (s.api.messages.count_tokens(model="needle", messages=base.user("x"), thinking={"type": "adaptive"},
+                                               output_config={"effort": e}).input_tokens for e in ("high", "max"))
+    assert most > plain + 50, "the prefix of the strongest effort is missing"
 
 
 def test_stops(s):
