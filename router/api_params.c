@@ -47,7 +47,7 @@ static const struct td_param chat_params[] = {
     {"service_tier", TD_PARAM_WORD, "auto|default"},
     {"verbosity", TD_PARAM_WORD, "medium"},
     {"modalities", TD_PARAM_WORD, "text"},
-    {"response_format", TD_PARAM_WORD, "text"},
+    {"response_format", TD_PARAM_READ, NULL},
     {"tools", TD_PARAM_READ, NULL},
     {"tool_choice", TD_PARAM_READ, NULL},
     {"function_call", TD_PARAM_WORD, "none|auto"},
@@ -229,6 +229,20 @@ static td_status read_mode(const struct td_fields *f, struct td_api_params *p) {
     return TD_OK;
 }
 
+static td_status read_format(const struct td_fields *f) {
+    const json_t *v = NULL;
+    const char *type = NULL;
+    size_t n = 0;
+    TD_TRY(td_field_object(f, "response_format", &v));
+    if (!v) return TD_OK;
+    struct td_fields r = {v, "response_format.", f->e};
+    TD_TRY(td_field_str(&r, "type", &type, &n));
+    if (!type) return td_field_wrong(&r, "type", "\"text\"");
+    if (strcmp(type, "text") == 0) return TD_OK;
+    return td_api_refuse(f->e, 400, "unsupported_value", "response_format",
+                         "response_format: '%.40s' is not enforced here; expected text", type);
+}
+
 static td_status read_echo(const struct td_fields *f, struct td_api_params *p) {
     TD_TRY(td_field_bool(f, "echo", &p->echo));
     if (!p->echo || !p->sampling.logprobs) return TD_OK;
@@ -258,6 +272,7 @@ td_status td_api_params_read(const json_t *root, enum td_api_kind kind,
     TD_TRY(read_logprobs(&f, p));
     TD_TRY(read_stream(&f, p));
     if (kind != TD_API_CHAT) return read_echo(&f, p);
+    TD_TRY(read_format(&f));
     TD_TRY(td_api_tools_check(&f, p));
     return read_mode(&f, p);
 }
