@@ -163,10 +163,7 @@ static void score_block(const struct core *c, uint32_t block, const float *rows)
             for (uint32_t r = 0; r < m; r++)
                 t.x[r] = rows + (i + r) * c->row;
             t.y = c->dot + (size_t)i * TD_PANEL;
-            if (c->bf16)
-                tile_run(&t, TILE_QUAD_BF16, m, 1);
-            else
-                tile_run(&t, TILE_QUAD, m, 1);
+            tile_run(&t, c->bf16 ? TILE_QUAD_BF16 : TILE_QUAD, m, 1);
         }
         add_blocks(c, panel, block * TD_BLOCK, n);
     }
@@ -206,10 +203,7 @@ static void weigh_block(const struct core *c, uint32_t block, const float *rows,
         for (uint32_t r = 0; r < m; r++)
             t.x[r] = c->score + (size_t)(h + r) * c->stride + (size_t)block * TD_BLOCK;
         t.y = o + (size_t)h * D;
-        if (c->bf16)
-            tile_run(&t, TILE_BF16, m, D / TD_PANEL);
-        else
-            tile_run(&t, TILE_FP32, m, D / TD_PANEL);
+        tile_run(&t, c->bf16 ? TILE_BF16 : TILE_FP32, m, D / TD_PANEL);
     }
 }
 

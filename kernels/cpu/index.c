@@ -129,10 +129,7 @@ static void score_lone(const struct block *b, uint32_t first, uint32_t n, float 
         for (uint32_t j = 0; j < m; j++)
             t.x[j] = key + (size_t)(i + j) * 4 * size;
         t.y = dot + i * y_step;
-        if (b->pairs)
-            tile_run(&t, TILE_QUAD_BF16, m, b->panels);
-        else
-            tile_run(&t, TILE_QUAD, m, b->panels);
+        tile_run(&t, b->pairs ? TILE_QUAD_BF16 : TILE_QUAD, m, b->panels);
     }
     for (uint32_t i = 0; i < quads; i += 2) {
         const float *lo = dot + i * y_step, *hi = i + 1 < quads ? lo + y_step : lo;

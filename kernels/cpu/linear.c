@@ -15,18 +15,12 @@ static uint32_t groups(const struct td_matrix *w) {
     return (td_matrix_panels(w) + PANEL_GROUP - 1) / PANEL_GROUP;
 }
 
-static void run(const struct tile *t, bool bf16, uint32_t rows, uint32_t panels) {
-    if (bf16)
-        tile_run(t, TILE_BF16, rows, panels);
-    else
-        tile_run(t, TILE_FP32, rows, panels);
-}
-
 /* The rows of t against panel group `group`; y is output 0 of row 0. */
 static void group_rows(const struct td_matrix *w, uint32_t group, struct tile *t, uint32_t rows,
                        float *y, size_t y_stride) {
     uint32_t panel = group * PANEL_GROUP, n = td_matrix_panels(w) - panel;
     n = n < PANEL_GROUP ? n : PANEL_GROUP;
+    const enum tile_kind kind = w->bf16 ? TILE_BF16 : TILE_FP32;
     uint32_t left = w->rows - panel * TD_PANEL, whole = left / TD_PANEL < n ? left / TD_PANEL : n;
     t->k = w->cols;
     t->w_step = w->bf16 ? TD_PANEL / 2 : TD_PANEL;
@@ -34,14 +28,14 @@ static void group_rows(const struct td_matrix *w, uint32_t group, struct tile *t
     t->w = (const float *)w->panels + panel * t->w_panel;
     t->y = y + (size_t)panel * TD_PANEL;
     t->y_step = y_stride;
-    if (whole > 0) run(t, w->bf16, rows, whole);
+    if (whole > 0) tile_run(t, kind, rows, whole);
     if (whole == n) return;
     float edge[TILE_ROWS * TD_PANEL];
     y = t->y + (size_t)whole * TD_PANEL;
     t->w += whole * t->w_panel;
     t->y = edge;
     t->y_step = TD_PANEL;
-    run(t, w->bf16, rows, 1);
+    tile_run(t, kind, rows, 1);
     for (uint32_t i = 0; i < rows; i++)
         memcpy(y + i * y_stride, edge + i * TD_PANEL, left % TD_PANEL * sizeof *edge);
 }

@@ -1,0 +1,194 @@
+/* The product loop, in the few sizes that fill the registers; other numbers of rows are made of
+ * them. */
+#include "kernels/cpu/tile.h"
+
+TD_INLINE vl load_lanes(const float *p) {
+    vl v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+TD_INLINE void store_lanes(float *p, vl v) {
+    memcpy(p, &v, sizeof v);
+}
+
+TD_INLINE vl splat_lanes(float x) {
+#if TD_WIDTH == 8
+    return splat8(x);
+#else
+    return (vl){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+#endif
+}
+
+TD_INLINE vl fma_lanes(vl a, vl b, vl c) {
+#if TD_WIDTH == 8
+    return fma8(a, b, c);
+#elif defined(__AVX512F__)
+    return (vl)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    v8 part[3][2];
+    memcpy(part[0], &a, sizeof a);
+    memcpy(part[1], &b, sizeof b);
+    memcpy(part[2], &c, sizeof c);
+    for (int i = 0; i < 2; i++)
+        part[2][i] = fma8(part[0][i], part[1][i], part[2][i]);
+    memcpy(&c, part[2], sizeof c);
+    return c;
+#endif
+}
+
+/* p[0..3] again and again. */
+TD_INLINE vl quad_lanes(const float *p) {
+#if TD_WIDTH == 16 && defined(__AVX512F__)
+    return (vl)_mm512_broadcast_f32x4(_mm_loadu_ps(p));
+#elif TD_WIDTH == 8 && defined(__AVX__)
+    return (vl)_mm256_broadcast_ps((const __m128 *)(const void *)p);
+#else
+    vl v;
+    for (int i = 0; i < TD_WIDTH; i += 4)
+        memcpy((float *)&v + i, p, 16);
+    return v;
+#endif
+}
+
+/* The 16 lanes of one k. */
+TD_INLINE void load_panel(enum tile_kind kind, const float *w, vl *ret) {
+    if (kind != TILE_BF16) {
+        for (int v = 0; v < PANEL_VECTORS; v++)
+            ret[v] = load_lanes(w + v * TD_WIDTH);
+        return;
+    }
+    u8 d;
+    memcpy(&d, w, sizeof d);
+#if TD_WIDTH == 8
+    ret[0] = (vl)(d << 16);
+    ret[1] = (vl)(d & 0xffff0000u);
+#else
+    ul both = __builtin_shufflevector(d, d, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
+    ret[0] = (vl)((both << (ul){16, 16, 16, 16, 16, 16, 16, 16}) & 0xffff0000u);
+#endif
+}
+
+/* x of one row for input k, as every lane of its sums needs it. */
+TD_INLINE vl load_input(enum tile_kind kind, const float *x, size_t k, bool odd) {
+    switch (kind) {
+    case TILE_QUAD:
+        return quad_lanes(x + 4 * k);
+    case TILE_QUAD_BF16: {
+        ul d = (ul)quad_lanes(x + 2 * (k - odd));
+        return (vl)(odd ? d & 0xffff0000u : d << 16);
+    }
+    default:
+        return splat_lanes(x[k]);
+    }
+}
+
+typedef vl tile_sums[TILE_ROWS][8];
+
+/* One k. `odd` (of k) matters to pairs only and is a constant, as are kind, rows and panels: so the
+ * sums stay in registers. */
+TD_INLINE void tile_step(tile_sums acc, const float *const *x, size_t k, bool odd, const float *w,
+                         size_t w_panel, enum tile_kind kind, int rows, int panels) {
+    enum { V = PANEL_VECTORS };
+#pragma GCC unroll 8
+    for (int p = 0; p < panels; p++) {
+        vl lanes[V];
+        load_panel(kind, w + (size_t)p * w_panel, lanes);
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            vl at = load_input(kind, x[r], k, odd);
+#pragma GCC unroll 2
+            for (int v = 0; v < V; v++)
+                acc[r][p * V + v] = fma_lanes(at, lanes[v], acc[r][p * V + v]);
+        }
+    }
+}
+
+TD_INLINE void tile_fixed(const struct tile *t, enum tile_kind kind, int rows, int panels) {
+    enum { V = PANEL_VECTORS };
+    const float *x[TILE_ROWS];
+    for (int r = 0; r < rows; r++)
+        x[r] = t->x[r];
+    for (uint32_t begin = 0; begin < t->k; begin += TD_BLOCK) {
+        const bool first = begin == 0 && !t->add;
+        uint32_t end = t->k - begin < TD_BLOCK ? t->k : begin + TD_BLOCK;
+        tile_sums acc;
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < panels * V; v++)
+                acc[r][v] = splat_lanes(0.0f);
+        const float *w = t->w + begin * t->w_step;
+        if (kind == TILE_QUAD_BF16) { /* k is even */
+            for (size_t k = begin; k < end; k += 2, w += 2 * t->w_step) {
+                tile_step(acc, x, k, false, w, t->w_panel, kind, rows, panels);
+                /* The pairs are read again: kept, they would push sums out of registers. */
+                __asm__ volatile("" : : : "memory");
+                tile_step(acc, x, k + 1, true, w + t->w_step, t->w_panel, kind, rows, panels);
+            }
+        } else {
+            for (size_t k = begin; k < end; k++, w += t->w_step)
+                tile_step(acc, x, k, false, w, t->w_panel, kind, rows, panels);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < panels * V; v++) {
+                float *y = t->y + (size_t)r * t->y_step + v * TD_WIDTH;
+                store_lanes(y, first ? acc[r][v] : load_lanes(y) + acc[r][v]);
+            }
+    }
+}
+
+/* `fit` panels at a time while there are as many, then one at a time. */
+TD_INLINE void tile_panels(struct tile t, enum tile_kind kind, int rows, int fit, uint32_t panels) {
+    for (; panels >= (uint32_t)fit; panels -= (uint32_t)fit) {
+        tile_fixed(&t, kind, rows, fit);
+        t.w += (size_t)fit * t.w_panel;
+        t.y += fit * TD_PANEL;
+    }
+    for (; fit > 1 && panels > 0; panels--) {
+        tile_fixed(&t, kind, rows, 1);
+        t.w += t.w_panel;
+        t.y += TD_PANEL;
+    }
+}
+
+TD_INLINE void tile_rows(struct tile t, enum tile_kind kind, uint32_t rows, uint32_t panels) {
+    const bool wide = TD_WIDTH == 16;
+    const uint32_t most = kind == TILE_QUAD_BF16 ? TILE_ROWS_PAIRS : TILE_ROWS;
+    while (rows > 0) {
+        uint32_t n = rows >= most ? most : wide && rows >= 8 ? 8 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+        if (n == most)
+            tile_panels(t, kind, most, wide ? 2 : 1, panels);
+        else if (wide && n == 8)
+            tile_panels(t, kind, 8, 2, panels);
+        else if (n == 4)
+            tile_panels(t, kind, 4, wide ? 4 : 1, panels);
+        else if (n == 2)
+            tile_panels(t, kind, 2, wide ? 8 : 2, panels);
+        else
+            tile_panels(t, kind, 1, wide ? 8 : 4, panels);
+        rows -= n;
+        for (uint32_t r = 0; r < rows; r++)
+            t.x[r] = t.x[r + n];
+        t.y += n * t.y_step;
+    }
+}
+
+void tile_run(const struct tile *t, enum tile_kind kind, uint32_t rows, uint32_t panels) {
+    switch (kind) {
+    case TILE_FP32:
+        tile_rows(*t, TILE_FP32, rows, panels);
+        break;
+    case TILE_BF16:
+        tile_rows(*t, TILE_BF16, rows, panels);
+        break;
+    case TILE_QUAD:
+        tile_rows(*t, TILE_QUAD, rows, panels);
+        break;
+    case TILE_QUAD_BF16:
+        tile_rows(*t, TILE_QUAD_BF16, rows, panels);
+        break;
+    }
+}
