@@ -169,7 +169,7 @@ static void finish(struct td_case *c) {
 
 static void run(struct td_case *c, const struct td_op_cases *o, struct td_device *d,
                 const struct td_ops *ops, uint64_t seed, uint32_t shape, double budget_s) {
-    *c = (struct td_case){.device = d, .ops = ops, .rng = seed, .shape = shape,
+    *c = (struct td_case){.device = d, .ops = ops, .rng = seed + shape * 0x632be59bd9b4e019u, .shape = shape,
                           .budget_s = budget_s, .best_s = 1e30};
     o->fn(c);
     struct td_error err;
