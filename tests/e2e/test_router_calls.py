@@ -281,6 +281,32 @@ def test_tokenize(s):
     assert post("/tokenize", prompt="x")["count"] > 0
 
 
+def test_efforts(s):
+    """What an effort means is the checkpoint's matter: a setting, seen here without any worker."""
+    def prompts(setup):
+        out = {}
+        for effort in ("none", "minimal", "low", "medium", "high", "xhigh", "max", None):
+            body = {"model": "needle", "messages": base.user("x"), **({"reasoning_effort": effort} if effort else {}),
+                    **({} if effort else {"chat_template_kwargs": {"thinking": True}})}
+            ids = json.loads(setup.get("/tokenize", "POST", body)[2])["tokens"]
+            out[effort] = json.loads(setup.get("/detokenize", "POST", {"tokens": ids})[2])["prompt"]
+        return out
+    begin, end = "<｜begin▁of▁sentence｜>", "<｜User｜>x<｜Assistant｜>"
+    old = prompts(s.setup)
+    assert old["none"] == begin + end + "</think>"
+    assert {old[e] for e in ("minimal", "low", "medium", "high", None)} == {begin + end + "<think>"}
+    assert old["max"] == old["xhigh"] and old["max"].startswith(begin + "Reasoning Effort: Absolute maximum")
+    own = base.Setup(workers=False, router__efforts="0731")
+    try:
+        own.wait("the tokenizer", lambda: own.get("/tokenize", "POST", {"prompt": "x"})[0] == 200)
+        new = prompts(own)
+        assert new["none"] == old["none"] and {new[e] for e in ("minimal", "low", "medium", None)} == {old["low"]}
+        assert new["high"] == old["max"] and new["max"] == new["xhigh"]
+        assert new["max"].startswith(begin + "Reasoning Effort: Beyond maximum — ") and new["max"].endswith(end + "<think>")
+    finally:
+        own.stop()
+
+
 def test_echo(s):
     ask = lambda **more: s.api.completions.create(model="needle", prompt="Once wörld ", echo=True, **more)  # noqa: E731
     assert ask().choices[0].text == "Once wörld Once wörld "
