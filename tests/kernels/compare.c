@@ -140,18 +140,25 @@ struct td_matrix *td_case_matrices(struct td_case *c, uint32_t n, uint32_t rows,
     return m;
 }
 
+/* On one thread of the host its processor time, which neighbours on the machine do not count in. */
+static uint64_t clock_ns(const struct td_case *c) {
+    struct timespec t;
+    if (!c->device->backend->host || td_threads_count(c->device->threads) > 1) return td_now_ns();
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 bool td_case_more(struct td_case *c) {
     struct td_error err;
     if (c->budget_s == 0) return c->calls++ == 0;
     must_ok(c->device->backend->wait(c->device, TD_LANE_STEP, &err), &err);
-    uint64_t now = td_now_ns();
-    if (c->calls > 1) { /* the first call warms up */
-        double s = 1e-9 * (double)(now - c->t0);
-        if (s < c->best_s) c->best_s = s;
+    if (c->calls > 0) {
+        double s = 1e-9 * (double)(clock_ns(c) - c->t0);
+        if (c->calls > 1 && s < c->best_s) c->best_s = s; /* the first call warms up */
         c->budget_s -= s;
     }
     c->calls++;
-    c->t0 = td_now_ns();
+    c->t0 = clock_ns(c);
     return c->budget_s > 0 || c->calls < 5;
 }
 
