@@ -251,9 +251,10 @@ def conversation(r, evil):
             m["call_id"] = r.choice(ids)
         if role in ("system", "developer"):
             if r.random() < 0.3:
-                m["tools"] = [json.dumps({"name": "f", "parameters": value(r)}) for _ in range(r.randint(1, 2))]
+                m["tools"] = [json.dumps({"name": "f", "description": words(r, evil), "parameters": value(r)},
+                                         ensure_ascii=not evil) for _ in range(r.randint(1, 2))]
             if r.random() < 0.2:
-                m["format"] = json.dumps({"type": "json_schema", "schema": value(r)})
+                m["format"] = json.dumps({"type": "json_schema", words(r, evil): value(r)}, ensure_ascii=not evil)
         messages.append(m)
     return {"thinking": r.random() < 0.6, "keep": r.random() < 0.2, "effort": r.randrange(4),
             "table": r.randrange(2), "messages": messages}
