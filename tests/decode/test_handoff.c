@@ -142,6 +142,25 @@ static void test_quarantine_until_the_exit_is_proven(void **state) {
     assert_int_equal(ledger().landing_free, 4);
 }
 
+/* tcp: decode itself has closed the link, and only decode writes. */
+static void test_quarantine_until_the_link_is_quiet(void **state) {
+    (void)state;
+    from_peer(1, hello(PREFILL));
+    admit(1, 10, 5);
+    slab(1, ticket, 0, 0, 2);
+    assert_string_equal(peer(TD_DECODE_PEER_LOST, 1), "CLOSE 1\nFAILED 1 PEER_LOST\n");
+    assert_int_equal(ledger().landing_quarantined, 2);
+    assert_string_equal(peer(TD_DECODE_PEER_QUIET, 1), "");
+    assert_int_equal(ledger().landing_quarantined, 2); /* one of them is still being read */
+    unpacked(0, 10, 0, 2);
+    assert_int_equal(ledger().landing_free, 4);
+    /* The end of a link that has been replaced says nothing about the new one. */
+    from_peer(2, hello(PREFILL));
+    from_peer(3, hello(PREFILL));
+    assert_string_equal(peer(TD_DECODE_PEER_QUIET, 2), "");
+    assert_int_equal(ledger().landing_granted, 2);
+}
+
 static void test_quarantine_until_it_greets_again(void **state) {
     (void)state;
     from_peer(1, hello(PREFILL));
@@ -179,6 +198,7 @@ int main(void) {
         T(test_cancel_waits_for_the_unpack),
         T(test_abort_by_prefill),
         T(test_quarantine_until_the_exit_is_proven),
+        T(test_quarantine_until_the_link_is_quiet),
         T(test_quarantine_until_it_greets_again),
         T(test_beats),
     };
