@@ -124,17 +124,9 @@ static void on_message(void *user, const struct td_msg *m) {
     td_prefill_feed(w, &ev);
 }
 
-static void on_router_up(void *user, const struct td_msg_hello_reply *r) {
-    (void)user;
-    td_info("linked with router %016llx", (unsigned long long)r->epoch);
-}
-
-static void on_router_down(void *user, bool was_up, td_status why, const char *text) {
-    struct td_prefill_worker *w = user;
-    td_warn("router: %s (%s)", text, td_status_name(why));
-    if (!was_up) return;
+static void on_router_down(void *user) {
     struct td_prefill_event ev = {.kind = TD_PREFILL_ROUTER_DOWN};
-    td_prefill_feed(w, &ev);
+    td_prefill_feed(user, &ev);
 }
 
 static void on_beat(void *user, struct td_msg_heartbeat *beat, struct td_msg_ledger *ledger) {
@@ -152,8 +144,7 @@ static void on_stop(void *user) {
     struct td_prefill_worker *w = user;
     td_info("stopping");
     w->stopping = true;
-    struct td_prefill_event ev = {.kind = TD_PREFILL_ROUTER_DOWN};
-    td_prefill_feed(w, &ev);
+    on_router_down(w);
 }
 
 static bool is_idle(void *user) {
@@ -237,7 +228,6 @@ static void log_start(const struct td_prefill_worker *w) {
 
 static const struct td_host_events *host_events(void) {
     static struct td_host_events e = {.on_message = on_message,
-                                      .on_router_up = on_router_up,
                                       .on_router_down = on_router_down,
                                       .on_beat = on_beat,
                                       .on_deadline = on_deadline,

@@ -97,7 +97,7 @@ static void on_up(void *user, struct td_conn *c, const struct td_msg *first) {
     h->down_text[0] = 0;
     td_notify_status(&h->notify, "serving; linked with router %016llx",
                      (unsigned long long)first->hello_reply.epoch);
-    h->events->on_router_up(h->user, &first->hello_reply);
+    td_info("linked with router %016llx", (unsigned long long)first->hello_reply.epoch);
 }
 
 static void on_msg(void *user, struct td_conn *c, const struct td_msg *m) {
@@ -111,7 +111,8 @@ static void on_down(void *user, struct td_conn *c, td_status why, const char *te
     td_notify_status(&h->notify, "waiting for the router: %s", text);
     if (!c && strcmp(text, h->down_text) == 0) return; /* said already */
     snprintf(h->down_text, sizeof h->down_text, "%s", c ? "" : text);
-    h->events->on_router_down(h->user, c != NULL, why, text);
+    td_warn("router: %s (%s)", text, td_status_name(why));
+    if (c != NULL) h->events->on_router_down(h->user);
 }
 
 static void on_beat(void *user, struct td_conn *c, struct td_msg_heartbeat *beat) {

@@ -14,10 +14,7 @@ struct td_host;
 /* All come from the loop. */
 struct td_host_events {
     void (*on_message)(void *user, const struct td_msg *m); /* from the router */
-    void (*on_router_up)(void *user, const struct td_msg_hello_reply *r);
-    /* The link was lost (`was_up`), or could not be opened, said again only when the reason is
-     * another; it is dialed again. */
-    void (*on_router_down)(void *user, bool was_up, td_status why, const char *text);
+    void (*on_router_down)(void *user); /* the link was lost; it is dialed again */
     /* Fills in how much work there is; changes nothing. Also asked without a link. */
     void (*on_beat)(void *user, struct td_msg_heartbeat *beat, struct td_msg_ledger *ledger);
     void (*on_deadline)(void *user); /* td_host_deadline has come */
