@@ -103,7 +103,8 @@ static void failed(struct sim *s, const struct td_flow_action *a) {
     /* An honest answer when there are few pages and everybody wants much, or when workers die and
      * hang. */
     bool scarce = s->o.pages < 64 || !c->must_end;
-    bool shed = a->fail.status == TD_BUSY && c->delivered == 0 && scarce && !s->calm;
+    bool early = !s->calm || c->times.submitted < s->calm_ns; /* it came when all did */
+    bool shed = a->fail.status == TD_BUSY && c->delivered == 0 && scarce && early;
     if (c->too_long != (a->fail.status == TD_TOO_LONG) && !shed)
         sim_broken(s, "request %llu: %s", (unsigned long long)a->request, a->fail.text);
     if (c->must_end && !c->too_long && !shed)

@@ -390,6 +390,7 @@ bool sim_story(struct sim *s) {
         s->client[SIM_CHOICES * i].must_end = true;
     sim_run(s, (BUSY_S + 2) * SIM_S);
     s->calm = true;
+    s->calm_ns = s->now;
     sim_run(s, (BUSY_S + 12) * SIM_S);
     /* After the storm the cluster serves, and no page is missing. */
     for (uint32_t i = s->o.clients; i < s->o.clients + 4 && s->failure[0] == 0; i++) {

@@ -171,6 +171,7 @@ struct sim {
     uint64_t preempted; /* by all routers of this world */
     int32_t probe[SIM_PROBE_N];
     bool calm;             /* no more faults */
+    uint64_t calm_ns;      /* since then */
     enum td_msg_type lose; /* the next data-plane message of this type is lost; 0: none */
     bool draining_flow;
     char failure[512]; /* first broken invariant */
