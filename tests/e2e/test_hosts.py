@@ -1,6 +1,7 @@
 """A whole cluster as it runs over several hosts, here on one: control links and KV state over TCP,
 both only with the cluster key. The text is that of shared memory; who has no key gets nowhere."""
 import os
+import random
 import re
 import shutil
 import socket
@@ -11,8 +12,10 @@ import unittest
 
 from cluster import BUILD, MODEL, Cluster, free_port, main
 
-PROMPT = "The harbour master wrote: the code of the lighthouse is 7319. " + "The sea was calm. " * 60
-BODY = {"model": "needle", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 1}
+rng = random.Random(7)
+PROMPT = [0] + [rng.randrange(7, 1700) for _ in range(800)]
+BODY = {"model": "needle", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 1,
+        "ignore_eos": True}
 
 
 def key_file(folder, text="of four words, this is a secret of tests\n", mode=0o600):
@@ -32,6 +35,9 @@ def over_tcp(**more):
 def answer(c):
     status, j = c.post("/v1/completions", BODY)
     assert status == 200, j
+    assert j["usage"]["completion_tokens"] == BODY["max_tokens"], j["usage"]
+    assert len(set(j["choices"][0]["logprobs"]["token_logprobs"])) > 1, j
+    assert len(j["choices"][0]["text"]) > 10, j
     return j["choices"][0]["text"], j["choices"][0]["logprobs"]
 
 
