@@ -223,7 +223,8 @@ void sim_router_start(struct sim *s) {
                   .stall_ns = 500 * SIM_MS},
         .max_requests = 80,
         .lease_ns = 600 * SIM_MS,
-        .queue_ns = 8 * SIM_S,
+        .queue_ns =
+            16 * SIM_S, /* one worker of three slots, and forty requests of up to four choices */
         .admit_ns = 700 * SIM_MS,
         .probe_ids = s->probe,
         .probe_n = SIM_PROBE_N,

@@ -398,7 +398,7 @@ bool sim_story(struct sim *s) {
         s->client[SIM_CHOICES * i].must_end = true;
         sim_client_submit(s, i);
     }
-    sim_run(s, (BUSY_S + 24) * SIM_S);
+    sim_run(s, (BUSY_S + 32) * SIM_S);
     if (s->failure[0] == 0) check_end(s, quiet);
     return s->failure[0] == 0;
 }
