@@ -211,6 +211,33 @@ class TestFact(Checks):
         return len(r.stdout.split())
 
 
+class TestChoices(Checks):
+    def test_each_choice_has_its_own(self):
+        """Choice 0 is the request alone; token 0 of every choice was computed at one position."""
+        with e2e.Cluster(max_context=4096, max_running=4) as c:
+            body = {"prompt": filler_ids(5, 400), "max_tokens": 8, "ignore_eos": True,
+                    "temperature": 1.0, "seed": 9}
+            _, alone, usage = ask(c, "/v1/completions", body)
+            whole = {"model": "needle", "return_indexer_topk": True, "n": 3} | body
+            status, j = c.post("/v1/completions", whole)
+            self.assertEqual(status, 200, j)
+            each = {ch["index"]: ch["tandem"]["indexer_topk"] for ch in j["choices"]}
+            self.assertEqual(sorted(each), [0, 1, 2])
+            for selections in each.values():
+                self.check_shape(selections, usage)
+                self.assertEqual(selections[0], alone[0])
+            self.assertEqual(each[0], alone)
+            self.assertNotEqual(each[1], each[2])
+            status, frames = c.post("/v1/completions", whole | {"stream": True})
+            self.assertEqual(status, 200, frames)
+            streamed = {0: [], 1: [], 2: []}
+            for line in frames.splitlines():
+                if line.startswith("data: {"):
+                    for ch in json.loads(line.removeprefix("data: "))["choices"]:
+                        streamed[ch["index"]] += ch.get("tandem", {"indexer_topk": []})["indexer_topk"]
+            self.assertEqual(streamed, each)
+
+
 class TestPreempted(Checks):
     def test_told_once_whatever_becomes_of_the_attempt(self):
         with e2e.Cluster(max_context=4096, pool_pages=6, reserve_tokens=16, max_running=6) as c:
@@ -230,12 +257,17 @@ class TestPreempted(Checks):
 
 class TestLimits(unittest.TestCase):
     def test_refusals(self):
-        with e2e.Cluster(max_context=4096, max_running=4, router__max_topk_requests=1) as c:
+        with e2e.Cluster(max_context=40000, max_running=4, router__max_topk_requests=1) as c:
             body = {"model": "needle", "prompt": [0, 100, 200], "max_tokens": 2000,
                     "ignore_eos": True, "return_indexer_topk": True}
             status, j = c.post("/v1/completions", body | {"return_indexer_topk": "yes"})
             self.assertEqual(status, 400, j)
             self.assertIn("return_indexer_topk: expected true or false", j["error"]["message"])
+            # kept until its end; 64 entries in three layers are 5,168 bytes a token at most
+            status, j = c.post("/v1/completions", body | {"max_tokens": 30000})
+            self.assertEqual(status, 400, j)
+            self.assertIn("up to 30000 tokens", j["error"]["message"])
+            self.assertIn(f"at most {(128 << 20) // 5168} tokens", j["error"]["message"])
             first = threading.Thread(target=ask, args=(c, "/v1/completions", body, True))
             first.start()
             until = time.monotonic() + 20
