@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,26 +65,67 @@ static void interval(uint32_t found, uint32_t asked, double *ret_low, double *re
     *ret_high = mid + half;
 }
 
+/* Two prompts at a time: while one is tokenised, handed off or decoded, the next one is computed.
+ * Which prompts are asked does not depend on it. */
+enum { ASKERS = 2 };
+
+struct asking {
+    const struct td_needle_ab *o;
+    struct td_needle_target t;
+    pthread_mutex_t lock; /* of all below */
+    uint32_t next, found, asked;
+    td_status status; /* of the first prompt without an answer */
+    struct td_error err;
+};
+
+/* Prompt n of all: every length has its `trials`, of every depth. */
+static struct td_needle_spec spec_of(const struct td_needle_ab *o, uint32_t n) {
+    uint32_t i = n / o->trials, k = n % o->trials;
+    return (struct td_needle_spec){.seed = o->seed + k * 7919 + (uint64_t)i * 104729,
+                                   .tokens = o->lengths[i],
+                                   .depth = (uint32_t)((uint64_t)k * 37 % 101),
+                                   .look_alikes = o->look_alikes,
+                                   .repeats = 1};
+}
+
+static void *ask_some(void *arg) {
+    struct asking *a = arg;
+    struct td_error err = {.text = ""};
+    pthread_mutex_lock(&a->lock);
+    while (a->status == TD_OK && a->next < (uint32_t)a->o->n_lengths * a->o->trials) {
+        struct td_needle_spec spec = spec_of(a->o, a->next++);
+        struct td_needle_result r;
+        pthread_mutex_unlock(&a->lock);
+        td_status st = td_needle_ask(&a->t, &spec, &r, &err);
+        pthread_mutex_lock(&a->lock);
+        if (st == TD_OK) {
+            a->asked++;
+            a->found += r.found;
+        } else if (a->status == TD_OK) {
+            a->status = st;
+            a->err = err;
+        }
+    }
+    pthread_mutex_unlock(&a->lock);
+    return NULL;
+}
+
 static td_status ask_all(const struct td_needle_ab *o, const char *url, struct value *v,
                          struct td_error *err) {
-    struct td_needle_target t;
-    TD_TRY(td_needle_target_init(&t, url, NULL, err));
-    td_status st = TD_OK;
-    for (int i = 0; st == TD_OK && i < o->n_lengths; i++)
-        for (uint32_t k = 0; st == TD_OK && k < o->trials; k++) {
-            struct td_needle_spec spec = {.seed = o->seed + k * 7919 + (uint64_t)i * 104729,
-                                          .tokens = o->lengths[i],
-                                          .depth = (uint32_t)((uint64_t)k * 37 % 101),
-                                          .look_alikes = o->look_alikes,
-                                          .repeats = 1};
-            struct td_needle_result r;
-            st = td_needle_ask(&t, &spec, &r, err);
-            if (st != TD_OK) break;
-            v->asked++;
-            v->found += r.found;
-        }
-    td_needle_target_finish(&t);
-    return st;
+    struct asking a = {.o = o, .lock = PTHREAD_MUTEX_INITIALIZER};
+    pthread_t other[ASKERS - 1];
+    int n = 0;
+    TD_TRY(td_needle_target_init(&a.t, url, NULL, err));
+    while (n < ASKERS - 1 && pthread_create(&other[n], NULL, ask_some, &a) == 0)
+        n++;
+    (void)ask_some(&a); /* this thread is one of them */
+    while (n > 0)
+        pthread_join(other[--n], NULL);
+    td_needle_target_finish(&a.t);
+    v->asked = a.asked;
+    v->found = a.found;
+    if (a.status != TD_OK) *err = a.err;
+    return a.status;
 }
 
 static void remove_dir(const struct td_local *l, const char *dir) {

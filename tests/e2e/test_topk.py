@@ -263,11 +263,11 @@ class TestLimits(unittest.TestCase):
             status, j = c.post("/v1/completions", body | {"return_indexer_topk": "yes"})
             self.assertEqual(status, 400, j)
             self.assertIn("return_indexer_topk: expected true or false", j["error"]["message"])
-            # kept until its end; 64 entries in three layers are 5,168 bytes a token at most
+            # kept until its end: 192 entries, in as many layers as there may be, a token
             status, j = c.post("/v1/completions", body | {"max_tokens": 30000})
             self.assertEqual(status, 400, j)
             self.assertIn("up to 30000 tokens", j["error"]["message"])
-            self.assertIn(f"at most {(128 << 20) // 5168} tokens", j["error"]["message"])
+            self.assertIn(f"at most {(128 << 20) // (56 + 128 * 40 + 192 * 26)} tokens", j["error"]["message"])
             first = threading.Thread(target=ask, args=(c, "/v1/completions", body, True))
             first.start()
             until = time.monotonic() + 20
