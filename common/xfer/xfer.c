@@ -31,7 +31,8 @@ static td_status open_context(struct td_xfer *x, struct td_error *err) {
     return TD_OK;
 }
 
-static td_status open_worker(struct td_xfer *x, struct td_error *err) {
+static td_status open_worker(struct td_xfer *x, const struct td_xfer_ports *before,
+                             struct td_error *err) {
     ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                                   .thread_mode = UCS_THREAD_MODE_SINGLE};
     ucs_status_t s = ucp_worker_create(x->context, &params, &x->worker);
@@ -43,6 +44,8 @@ static td_status open_worker(struct td_xfer *x, struct td_error *err) {
                        "UCX: its receive queues (20 MB) do not fit /dev/shm: %s. %s Give it more "
                        "(mount -o remount,size=..., docker --shm-size)",
                        ucs_status_string(s), td_xfer_ucx_said());
+    /* Its transport's port is open already; td_xfer_door_open makes another. */
+    if (td_xfer_lane_chosen() == TD_XFER_TCP) TD_TRY(td_xfer_fence(before, td_xfer_device(), err));
     s = ucp_worker_get_efd(x->worker, &x->fd);
     if (s != UCS_OK)
         return td_fail(err, TD_CONFIG, "UCX: no event descriptor: %s", ucs_status_string(s));
@@ -126,7 +129,7 @@ td_status td_xfer_create(const struct td_xfer_options *options, struct td_xfer *
     struct td_xfer_ports before;
     TD_TRY_GOTO(open_context(x, err), destroy);
     td_xfer_fence_look(&before);
-    TD_TRY_GOTO(open_worker(x, err), destroy);
+    TD_TRY_GOTO(open_worker(x, &before, err), destroy);
     TD_TRY_GOTO(prove_lanes(x, err), destroy);
     TD_TRY_GOTO(open_door(x, &before, err), destroy);
     TD_TRY_GOTO(td_xfer_message_start(x, err), destroy);

@@ -63,11 +63,13 @@ class Hosts(unittest.TestCase):
                 self.assertNotIn("posix", w["settings"]["lane_transport"])
             moved = [w["ledger"]["bytes_moved"] for w in j["workers"] if w["role"] == "decode"]
             self.assertGreater(moved[0], 0)
+            began = time.monotonic()
             self.strangers(c)
             self.assertEqual(answer(c), want)
             log = (c.dir / "router.log").read_text()
             said = re.findall(r"W router router\.control: .*", log)
-            self.assertEqual(len(said), 1, said)  # of many, in ten seconds
+            seconds = time.monotonic() - began
+            self.assertTrue(1 <= len(said) <= 1 + seconds / 10, said)  # of many
             self.assertNotIn("was lost", log)
             c.wait_baseline()
 
