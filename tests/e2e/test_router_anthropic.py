@@ -127,7 +127,7 @@ def test_agent_loop(s):
 def test_errors(s):
     ok = {"model": "needle", "max_tokens": 5, "messages": base.user("x")}
     for more, name in [({"max_tokens": None}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"temperature": 1.5}, "temperature"),
-                       ({"messages": []}, "messages"), ({"mcp_servers": [1]}, "mcp_servers"), ({"shade": 1}, "shade"),
+                       ({"messages": []}, "messages"), ({"mcp_servers": [1]}, "mcp_servers"), ({"shade": 1}, "shade"), ({"speed": "fast"}, "speed"),
                        ({"tool_choice": {"type": "any"}, "tools": TOOLS}, "tool_choice"),
                        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
                        ({"tools": [{"name": "x"}]}, "tools[0].input_schema"), ({"thinking": {"type": "often"}}, "thinking.type"),
