@@ -191,12 +191,15 @@ static void name_numerics(struct td_engine *e) {
              e->o.ref ? "ref" : "plain", e->o.nvfp4_activations ? ", nvfp4 in experts" : "",
              row[e->o.row_dtype], key[e->o.key_dtype], e->o.index_sim4 ? " after sim4" : "",
              e->o.score_bf16 ? "bf16" : "fp32", e->o.index_topk, e->model->config.o_groups, device);
-    e->numerics_id = hash_text(e->numerics);
-    if (!e->o.force_ref) return;
-    char forced[256];
-    size_t used = strlen(e->numerics);
-    td_ops_names(e->o.force_ref, forced, sizeof forced);
-    snprintf(e->numerics + used, sizeof e->numerics - used, "; reference ops %s", forced);
+    /* On the CPU forced ops have the same bits, so there they are shown but not hashed. */
+    if (e->f.device.backend->host) e->numerics_id = hash_text(e->numerics);
+    if (e->o.force_ref) {
+        char forced[256];
+        size_t used = strlen(e->numerics);
+        td_ops_names(e->o.force_ref, forced, sizeof forced);
+        snprintf(e->numerics + used, sizeof e->numerics - used, "; reference ops %s", forced);
+    }
+    if (!e->f.device.backend->host) e->numerics_id = hash_text(e->numerics);
 }
 
 static td_status open_device(struct td_engine *e, struct td_error *err) {

@@ -11,6 +11,7 @@
 #define TD_GOLDEN_LOGITS_EXACT 2e-5  /* fp32 rows and keys */
 #define TD_GOLDEN_LOGITS_SERVED 5e-3 /* any other storage type; taps too */
 #define TD_GOLDEN_TAPS_EXACT 1e-5
+#define TD_GOLDEN_LOGITS_DEVICE 1e-2 /* the same on a device, whose products take bf16 inputs */
 /* Logits of ref numerics: values next to a rounding boundary fall on either side, so two right
  * programs differ. Median over all cases and parts, and worst. */
 #define TD_GOLDEN_REF_MEDIAN 5e-3
@@ -27,6 +28,9 @@ struct td_golden {
     struct td_engine *engine;
     uint32_t *pages; /* 0, 1, 2, ... */
 };
+
+/* The limit of what is not exact, logits and taps of plain numerics. */
+double td_golden_served(const struct td_golden *g);
 
 /* Creates the engine with one slot and pages for `tokens` positions, in place of an earlier one. */
 TD_MUST_USE td_status td_golden_engine(struct td_golden *g, uint32_t tokens, struct td_error *err);

@@ -5,6 +5,13 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "kernels/device.h"
+
+double td_golden_served(const struct td_golden *g) {
+    return g->options.backend && !g->options.backend->host ? TD_GOLDEN_LOGITS_DEVICE
+                                                           : TD_GOLDEN_LOGITS_SERVED;
+}
+
 td_status td_golden_engine(struct td_golden *g, uint32_t tokens, struct td_error *err) {
     uint32_t pages = (tokens + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
     g->options.max_context = tokens;

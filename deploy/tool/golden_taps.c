@@ -257,7 +257,7 @@ static td_status run_layer(struct td_golden *g, struct taps *t, uint32_t layer, 
 static td_status run_all(struct td_golden *g, struct taps *t, bool *ret_pass,
                          struct td_error *err) {
     const struct td_model_config *c = &g->model->config;
-    double served = g->ref ? TD_GOLDEN_REF_WORST : TD_GOLDEN_LOGITS_SERVED;
+    double served = g->ref ? TD_GOLDEN_REF_WORST : td_golden_served(g);
     double layer_limit = g->exact ? TD_GOLDEN_TAPS_EXACT : served;
     double logit_limit = g->exact && !g->ref ? TD_GOLDEN_LOGITS_EXACT : served;
     double error[TD_MAX_LAYERS], worst = 0, last;

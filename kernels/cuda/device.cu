@@ -162,27 +162,31 @@ static const struct td_ops plain = {"cuda plain", TD_OPS_MAP(X)};
 static td_status cuda_ops(struct td_device *d, uint64_t force_ref, struct td_ops *ret,
                           struct td_error *err) {
     (void)d;
-    (void)force_ref;
+    uint64_t bit = 1;
     *ret = plain;
+    ret->name = "cuda";
+#define X(op) ret->op = TD_FAST(op);
+    TD_FAST_MAP(X)
+#undef X
 #define X(op)                                                                                      \
-    if (!ret->op) return td_fail(err, TD_UNSUPPORTED, "cuda: op %s has no kernel", #op);
+    if (force_ref & bit) ret->op = plain.op;                                                       \
+    if (!ret->op) return td_fail(err, TD_UNSUPPORTED, "cuda: op %s has no kernel", #op);           \
+    bit <<= 1;
     TD_OPS_MAP(X)
 #undef X
     return TD_OK;
 }
 
-/* Lists of candidates are in shared memory. */
 static size_t cuda_index_workspace(uint32_t heads, uint32_t topk, uint32_t rows) {
     (void)heads;
-    (void)topk;
     (void)rows;
-    return 0;
+    return TD_FAST(index_workspace)(topk);
 }
 
 static void cuda_describe(const struct td_device *d, char *buf, size_t cap) {
     const struct td_cuda *c = td_cuda_of(d);
-    snprintf(buf, cap, "cuda ops %d; sm_%d%d; toolkit %d", OPS_VERSION, c->major, c->minor,
-             CUDART_VERSION);
+    snprintf(buf, cap, "bf16 products; cuda ops %d; sm_%d%d; toolkit %d", OPS_VERSION, c->major,
+             c->minor, CUDART_VERSION);
 }
 
 extern "C" {

@@ -17,6 +17,19 @@ extern "C" {
 #define X(op) void TD_PLAIN(op)(const struct td_device *d, const struct td_##op##_args *a);
 TD_OPS_MAP(X)
 #undef X
+
+/* Ops with a fast form. */
+#define TD_FAST_MAP(X)                                                                             \
+    X(linear)                                                                                      \
+    X(expert_linear)                                                                               \
+    X(index)                                                                                       \
+    X(attend)
+#define X(op) void TD_FAST(op)(const struct td_device *d, const struct td_##op##_args *a);
+TD_FAST_MAP(X)
+#undef X
+
+/* Bytes, whatever the context. */
+size_t TD_FAST(index_workspace)(uint32_t topk);
 }
 
 #endif

@@ -58,7 +58,7 @@ void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t 
     } while (0)
 #endif
 
-static inline uint32_t td_ceil(size_t n, size_t by) {
+static __host__ __device__ inline uint32_t td_ceil(size_t n, size_t by) {
     return (uint32_t)((n + by - 1) / by);
 }
 

@@ -11,7 +11,7 @@ enum { TD_TOPK_THREADS = 256 };
 /* In shared memory, besides the list. */
 struct td_topk {
     uint64_t floor; /* only greater candidates matter; 0 until the list was cut once */
-    uint32_t count, want;
+    uint32_t count, want, digit;
     uint32_t bin[256], warp[TD_TOPK_THREADS / 32];
 };
 
@@ -49,11 +49,37 @@ static __device__ inline void td_topk_add(struct td_topk *k, uint64_t *list, uin
     __syncthreads();
 }
 
-/* Cuts the list to the `topk` greatest, order kept: the topk-th greatest is found byte by byte. */
+/* The digit in whose bin the want-th greatest lies, by the first warp: *ret_digit and what is still
+ * wanted of that bin. A lane has eight bins. */
+static __device__ inline void td_topk_digit(struct td_topk *k) {
+    uint32_t lane = threadIdx.x, own = 0, above;
+    for (uint32_t i = 0; i < 8; i++)
+        own += k->bin[8 * lane + i];
+    above = own;
+    for (int by = 1; by < 32; by *= 2) {
+        uint32_t o = __shfl_down_sync(0xffffffffu, above, (unsigned)by);
+        above += lane + by < 32 ? o : 0;
+    }
+    above -= own; /* in lanes behind this one */
+    uint32_t want = k->want;
+    __syncwarp();
+    if (above < want && want <= above + own) {
+        uint32_t digit = 8 * lane + 7;
+        want -= above;
+        for (; k->bin[digit] < want; digit--)
+            want -= k->bin[digit];
+        k->want = want;
+        k->digit = digit;
+    }
+}
+
+/* Cuts the list to the `topk` greatest, order kept: the topk-th greatest is found byte by byte,
+ * until all of the last bin is wanted. */
 static __device__ inline void td_topk_cut(struct td_topk *k, uint64_t *list, uint32_t topk) {
     uint32_t t = threadIdx.x, count = k->count;
     uint64_t prefix = 0;
     if (count <= topk) return; /* the whole block */
+    __syncthreads();
     if (t == 0) k->want = topk;
     for (int shift = 56; shift >= 0; shift -= 8) {
         k->bin[t] = 0;
@@ -62,16 +88,12 @@ static __device__ inline void td_topk_cut(struct td_topk *k, uint64_t *list, uin
             if (shift == 56 || list[i] >> (shift + 8) == prefix >> (shift + 8))
                 atomicAdd(&k->bin[list[i] >> shift & 255u], 1u);
         __syncthreads();
-        if (t == 0) {
-            uint32_t want = k->want, digit = 255;
-            for (; k->bin[digit] < want; digit--)
-                want -= k->bin[digit];
-            k->want = want;
-            k->warp[0] = digit;
-        }
+        if (t < 32) td_topk_digit(k);
         __syncthreads();
-        prefix |= (uint64_t)k->warp[0] << shift;
+        prefix |= (uint64_t)k->digit << shift;
+        bool whole = k->bin[k->digit] == k->want;
         __syncthreads();
+        if (whole) break;
     }
     uint32_t kept = 0, all;
     for (uint32_t from = 0; from < count; from += TD_TOPK_THREADS) {
@@ -83,7 +105,7 @@ static __device__ inline void td_topk_cut(struct td_topk *k, uint64_t *list, uin
     }
     if (t == 0) {
         k->count = kept;
-        k->floor = prefix;
+        k->floor = prefix - 1; /* the prefix itself may be a candidate still to come */
     }
     __syncthreads();
 }
