@@ -20,6 +20,7 @@ enum {
     D = TD_HEAD_DIM,
     CHAIN = TD_BLOCK, /* values of one of a row's four blocks */
     PANEL_HEADS = TD_PANEL / 4,
+    AHEAD = 3, /* rows fetched before they are decoded */
     /* 32-bit words between decoded rows: not a power of two, so that a column of a block spreads
      * over the cache. */
     ROW = TD_ATTEND_ROW,
@@ -80,10 +81,20 @@ static uint32_t block_rows(const struct core *c, uint32_t block) {
     return left < TD_BLOCK ? left : TD_BLOCK;
 }
 
+/* Chosen entries lie anywhere in the pool: no hardware guesses the next one. */
+static void prefetch(const struct core *c, uint32_t s) {
+    const uint8_t *values = member(c, s).values;
+    for (uint32_t i = 0; i < c->a->batch->kv->row_stride; i += 64)
+        __builtin_prefetch(values + i);
+}
+
 static const float *decode_block(const struct core *c, uint32_t block) {
     float *rows = c->rows + (size_t)(block % TD_ATTEND_BLOCKS) * TD_BLOCK * c->row;
-    for (uint32_t i = 0; i < block_rows(c, block); i++)
+    uint32_t n = block_rows(c, block);
+    for (uint32_t i = 0; i < n; i++) {
+        if (i + AHEAD < n) prefetch(c, block * TD_BLOCK + i + AHEAD);
         decode(c, block * TD_BLOCK + i, rows + i * c->row);
+    }
     return rows;
 }
 
