@@ -1,4 +1,5 @@
-/* A weight matrix in the layout of a device's kernels; on the CPU panels of 16 outputs, input-major.
+/* A weight matrix in the layout of a device's kernels; on the CPU panels of 16 outputs,
+ * input-major.
  *
  * Values that are all exact in bf16 (a checkpoint's bf16, FP8 and FP4 weights with power-of-two
  * scales) are held as bf16 panels, because a product with few rows is bound by reading them; others

@@ -33,7 +33,8 @@ const struct td_ops *td_ops_table(uint32_t i) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
 #endif
-#define X(name) if (runs_##name() && i-- == 0) return &td_ops_##name;
+#define X(name)                                                                                    \
+    if (runs_##name() && i-- == 0) return &td_ops_##name;
     VARIANTS(X)
 #undef X
     return i == 0 ? &td_ops_ref : NULL;
@@ -119,8 +120,8 @@ size_t td_index_workspace(uint32_t heads, uint32_t topk) {
 size_t td_op_scratch(uint32_t heads, uint32_t index_heads, uint32_t max_entries) {
     size_t lanes = td_lanes(heads), set = td_lanes(TD_WINDOW + max_entries);
     size_t rows = (size_t)TD_ATTEND_BLOCKS * TD_BLOCK + TD_ATTEND_SPAN;
-    size_t attend = rows * TD_ATTEND_ROW + (TD_HEAD_DIM + set) * lanes +
-                    (size_t)TD_BLOCK * TD_PANEL;
+    size_t attend =
+        rows * TD_ATTEND_ROW + (TD_HEAD_DIM + set) * lanes + (size_t)TD_BLOCK * TD_PANEL;
     size_t index =
         (size_t)TD_INDEX_KEYS * TD_INDEX_DIM + 12 * (size_t)TD_INDEX_ROWS * td_lanes(index_heads);
     return round64((attend > index ? attend : index) * sizeof(float));

@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 enum {
-    CLOSED = 0xffffffffu, /* piece number of a ticket whose fields are being written */
-    SPIN = 4000,          /* pauses before a worker sleeps: about the gap between two ops */
+    CLOSED = 0xffffffffu,   /* piece number of a ticket whose fields are being written */
+    SPIN = 4000,            /* pauses before a worker sleeps: about the gap between two ops */
     CHUNKS_PER_THREAD = 16, /* small enough that waiting for the last one is short */
 };
 

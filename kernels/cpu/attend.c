@@ -32,8 +32,8 @@ struct core {
     const struct td_op_run *run;
     uint32_t pos, window, count; /* set members; the first `window` are window rows */
     const int32_t *selected;
-    bool bf16;                   /* decoded rows are */
-    size_t row;                  /* ROW or ROW_BF16 */
+    bool bf16;   /* decoded rows are */
+    size_t row;  /* ROW or ROW_BF16 */
     float *rows; /* [TD_ATTEND_BLOCKS][TD_BLOCK][row] decoded */
     float *kept; /* [TD_ATTEND_SPAN][row] window rows of positions kept_from..kept_to-1 */
     uint32_t kept_from, kept_to;

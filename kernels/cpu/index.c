@@ -81,7 +81,8 @@ static const void *key_at(const struct block *b, uint32_t w) {
 /* Scores of keys first..first+n-1 of the tile for many queries. */
 static void score_many(const struct block *b, uint32_t first, uint32_t n, float *key, float *dot) {
     for (uint32_t i = 0; i < n; i++)
-        key_decode8(key_at(b, b->tile + first + i), b->a->batch->kv->key_dtype, key + (size_t)i * D);
+        key_decode8(key_at(b, b->tile + first + i), b->a->batch->kv->key_dtype,
+                    key + (size_t)i * D);
     struct tile t = {.w = b->q,
                      .w_step = TD_PANEL,
                      .w_panel = (size_t)D * TD_PANEL,
@@ -118,11 +119,8 @@ static void score_lone(const struct block *b, uint32_t first, uint32_t n, float 
         }
         split4(part, size, key + (size_t)i * 4 * size, 4);
     }
-    struct tile t = {.w = b->q,
-                     .w_step = TD_PANEL,
-                     .w_panel = (size_t)D * TD_PANEL,
-                     .k = D,
-                     .y_step = y_step};
+    struct tile t = {
+        .w = b->q, .w_step = TD_PANEL, .w_panel = (size_t)D * TD_PANEL, .k = D, .y_step = y_step};
     uint32_t step = b->pairs ? TILE_ROWS_PAIRS : TILE_ROWS;
     for (uint32_t i = 0; i < quads; i += step) {
         uint32_t m = quads - i < step ? quads - i : step;
@@ -177,9 +175,8 @@ static void cut(const struct td_index_args *a, struct best *best, uint64_t *list
         score[i] = INT32_MIN; /* never counted: bit by bit `least` only grows from one */
     for (uint32_t bit = 0x80000000u; bit != 0; bit >>= 1)
         if (count_from(score, n, (int32_t)((least | bit) ^ 0x80000000u)) >= a->topk) least |= bit;
-    uint32_t greater = least == UINT32_MAX
-                           ? 0
-                           : count_from(score, n, (int32_t)((least + 1) ^ 0x80000000u));
+    uint32_t greater =
+        least == UINT32_MAX ? 0 : count_from(score, n, (int32_t)((least + 1) ^ 0x80000000u));
     uint32_t equal = a->topk - greater;
     for (uint32_t i = 0; i < best->count; i++) {
         uint64_t c = list[i];

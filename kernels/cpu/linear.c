@@ -7,7 +7,7 @@
 #include "kernels/cpu/tile.h"
 
 enum {
-    ROW_CHUNK = 96,              /* rows of one piece: a multiple of TILE_ROWS */
+    ROW_CHUNK = 96,             /* rows of one piece: a multiple of TILE_ROWS */
     PANEL_GROUP = TD_WIDTH / 2, /* panels of one piece: what a tile of one row takes together */
 };
 

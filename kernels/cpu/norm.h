@@ -15,7 +15,8 @@ static inline float rms_factor8(const float *x, uint32_t dim, float eps) {
     return 1.0f / sqrtf(sum8(a + b) / (float)dim + eps);
 }
 
-static inline void rms_norm_row8(const float *x, float *y, const float *w, uint32_t dim, float eps) {
+static inline void rms_norm_row8(const float *x, float *y, const float *w, uint32_t dim,
+                                 float eps) {
     v8 r = splat8(rms_factor8(x, dim, eps));
     for (uint32_t i = 0; i < dim; i += 8) {
         v8 v = load8(x + i) * r;

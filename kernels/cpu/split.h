@@ -34,8 +34,8 @@ TD_INLINE void split4(const float *const *part, uint32_t n, float *to, size_t st
     }
 }
 
-/* The inverse for n = 128, each value divided by `by`. `paired`: from[] holds, per four k, both even
- * ones and then both odd ones, as a product with bf16 panels leaves them. */
+/* The inverse for n = 128, each value divided by `by`. `paired`: from[] holds, per four k, both
+ * even ones and then both odd ones, as a product with bf16 panels leaves them. */
 TD_INLINE void join4_divided(const float *from, bool paired, float by, float *const *part) {
     for (uint32_t k = 0; k < 128; k += 8) {
         v8 f[4], in[4], t[4];

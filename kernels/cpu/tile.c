@@ -158,7 +158,11 @@ TD_INLINE void tile_rows(struct tile t, enum tile_kind kind, uint32_t rows, uint
     const bool wide = TD_WIDTH == 16;
     const uint32_t most = kind == TILE_QUAD_BF16 ? TILE_ROWS_PAIRS : TILE_ROWS;
     while (rows > 0) {
-        uint32_t n = rows >= most ? most : wide && rows >= 8 ? 8 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+        uint32_t n = rows >= most        ? most
+                     : wide && rows >= 8 ? 8
+                     : rows >= 4         ? 4
+                     : rows >= 2         ? 2
+                                         : 1;
         if (n == most)
             tile_panels(t, kind, most, wide ? 2 : 1, panels);
         else if (wide && n == 8)

@@ -32,7 +32,7 @@ typedef uint32_t ul __attribute__((vector_size(4 * TD_WIDTH)));
 
 enum {
     PANEL_VECTORS = TD_PANEL / TD_WIDTH,
-    TILE_ROWS = TD_WIDTH == 16 ? 12 : 6, /* registers: 32 or 16 */
+    TILE_ROWS = TD_WIDTH == 16 ? 12 : 6,       /* registers: 32 or 16 */
     TILE_ROWS_PAIRS = TD_WIDTH == 16 ? 12 : 5, /* of TILE_QUAD_BF16, which needs two more */
 };
 

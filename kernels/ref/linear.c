@@ -34,8 +34,13 @@ static void linear_outputs(const void *arg, uint32_t begin, uint32_t end, uint32
         uint32_t o = i;
         for (; o >= part->w->rows; part++)
             o -= part->w->rows;
-        output(&(struct outputs){.w = part->w, .x = a->x, .x_stride = a->x_stride,
-                                 .y = part->y, .y_stride = part->y_stride, .n = a->n}, o);
+        output(&(struct outputs){.w = part->w,
+                                 .x = a->x,
+                                 .x_stride = a->x_stride,
+                                 .y = part->y,
+                                 .y_stride = part->y_stride,
+                                 .n = a->n},
+               o);
     }
 }
 
@@ -53,8 +58,11 @@ static void expert_outputs(const void *arg, uint32_t begin, uint32_t end, uint32
     for (uint32_t i = begin; i < end; i++) {
         uint32_t o = i % rows, e = i / rows % a->experts, part = i / rows / a->experts;
         uint32_t first = a->offset[e];
-        struct outputs p = {.w = &a->w[part][e], .x_stride = a->x_stride, .y_stride = rows,
-                            .y = a->y[part] + (size_t)first * rows, .n = a->offset[e + 1] - first};
+        struct outputs p = {.w = &a->w[part][e],
+                            .x_stride = a->x_stride,
+                            .y_stride = rows,
+                            .y = a->y[part] + (size_t)first * rows,
+                            .n = a->offset[e + 1] - first};
         p.x = a->x_row ? a->x : a->x + first * a->x_stride;
         p.x_row = a->x_row ? a->x_row + first : NULL;
         output(&p, o);

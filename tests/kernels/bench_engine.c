@@ -29,13 +29,14 @@ enum {
     STREAM_PAGES = 5, /* PAGES holds all streams' */
     TAIL = 1024,      /* tokens over which prefill at a context is measured */
 };
-_Static_assert(STREAMS * STREAM_PAGES <= PAGES, "the streams' pages fit");
+_Static_assert(STREAMS *STREAM_PAGES <= PAGES, "the streams' pages fit");
 _Static_assert(STREAM_PROMPT + DECODE <= STREAM_PAGES * 256, "a stream fits its pages");
 
 static struct td_engine *engine;
 static const struct td_model_config *config;
 static uint32_t pages[PAGES], chunk, chosen;
-static double limit_gflops, limit_gbs, weight_bytes, read_bytes; /* all weights; those of one token */
+static double limit_gflops, limit_gbs, weight_bytes,
+    read_bytes; /* all weights; those of one token */
 static int32_t ids[MAX_TOKENS];
 
 static double cpu_s(void) {
@@ -93,7 +94,8 @@ static double weights_per_token(const struct td_model_config *c) {
     for (uint32_t i = 0; i < c->layers; i++) {
         n += 2 * 24 * 4 * h + c->q_lora_rank * (h + heads) + TD_HEAD_DIM * h;
         n += c->o_lora_rank * heads + h * c->o_groups * c->o_lora_rank;
-        n += c->experts * h + 3.0 * (c->experts_per_token + c->shared_experts) * c->expert_inner * h;
+        n +=
+            c->experts * h + 3.0 * (c->experts_per_token + c->shared_experts) * c->expert_inner * h;
         if (c->kind[i] == TD_LAYER_HCA) n += 2 * TD_KV_HCA_STATE_DIM * h;
         if (c->kind[i] == TD_LAYER_CSA)
             n += 2 * (TD_KV_CSA_STATE_DIM + TD_KV_INDEX_STATE_DIM) * h + c->index_heads * h +
@@ -124,7 +126,8 @@ static double head(void) {
 
 static double all_weights(void) {
     double idle = config->experts - (double)config->experts_per_token;
-    return weights_per_token(config) + config->layers * idle * 3.0 * config->expert_inner * config->hidden;
+    return weights_per_token(config) +
+           config->layers * idle * 3.0 * config->expert_inner * config->hidden;
 }
 
 /* GFLOP of prefill of positions from..to-1. */
@@ -230,14 +233,15 @@ static int part(const char *name) {
     if (strcmp(name, "decode") == 0) return prompt_part(false, true);
     if (strcmp(name, "streams") == 0) return streams_part();
     if (strcmp(name, "context") == 0) return context_part();
-    fprintf(stderr, "bench_engine: expected prompt, streams, context, prefill or decode, found %s\n",
-            name);
+    fprintf(stderr,
+            "bench_engine: expected prompt, streams, context, prefill or decode, found %s\n", name);
     return 2;
 }
 
 int main(int argc, char **argv) {
     if (argc < 2) {
-        fprintf(stderr, "usage: bench_engine MODEL_DIR [threads] [chunk] [prompt|streams|context|prefill|decode ...]\n");
+        fprintf(stderr, "usage: bench_engine MODEL_DIR [threads] [chunk] "
+                        "[prompt|streams|context|prefill|decode ...]\n");
         return 2;
     }
     struct td_error err;
@@ -276,7 +280,8 @@ int main(int argc, char **argv) {
     }
     config = &model->config;
     chosen = o.index_topk;
-    read_bytes = (double)m.weights * (weights_per_token(config) + head()) / (all_weights() + head());
+    read_bytes =
+        (double)m.weights * (weights_per_token(config) + head()) / (all_weights() + head());
     weight_bytes = (double)m.weights;
     limit_gflops = td_machine_gflops(o.threads);
     limit_gbs = td_machine_read_gbs(o.threads, m.weights);

@@ -2,6 +2,7 @@
  *
  * usage: compare_ops [--seed N] [--variant NAME] [--op NAME] [--rounds N] [--list]
  *        compare_ops --bench [--threads N] [--variant NAME] [--op NAME]
+ * The variant ref (on several threads, compared with itself on one) runs only when it is named.
  *
  * Exit code 1 when a variant differs, with the op, its shape, the seed and the first difference.
  * --bench prints, per op and variant, the share of the machine's multiply-add rate or read
@@ -73,8 +74,9 @@ static void *add_array(struct td_case *c, enum td_array_kind kind, uint8_t *befo
     }
     struct td_array *a = &c->array[c->arrays++];
     *a = (struct td_array){.kind = kind, .bytes = bytes, .before = before};
-    must_ok(c->device->backend->take(c->device, bytes + 2 * TD_CASE_GUARD, "case", &a->memory, &err),
-            &err);
+    must_ok(
+        c->device->backend->take(c->device, bytes + 2 * TD_CASE_GUARD, "case", &a->memory, &err),
+        &err);
     td_upload(c->device, a->memory, before, bytes + 2 * TD_CASE_GUARD);
     return (uint8_t *)a->memory + TD_CASE_GUARD;
 }
@@ -176,8 +178,12 @@ static void finish(struct td_case *c) {
 
 static void run(struct td_case *c, const struct td_op_cases *o, struct td_device *d,
                 const struct td_ops *ops, uint64_t seed, uint32_t shape, double budget_s) {
-    *c = (struct td_case){.device = d, .ops = ops, .rng = seed + shape * 0x632be59bd9b4e019u, .shape = shape,
-                          .budget_s = budget_s, .best_s = 1e30};
+    *c = (struct td_case){.device = d,
+                          .ops = ops,
+                          .rng = seed + shape * 0x632be59bd9b4e019u,
+                          .shape = shape,
+                          .budget_s = budget_s,
+                          .best_s = 1e30};
     o->fn(c);
     struct td_error err;
     must_ok(d->backend->wait(d, TD_LANE_STEP, &err), &err);
@@ -211,8 +217,8 @@ static void check_array(const struct td_array *want, const struct td_array *got,
     size_t at = first_difference(got->before, got->after, 0, TD_CASE_GUARD);
     if (at == TD_CASE_GUARD) at = first_difference(got->before, got->after, end, all);
     if (at < TD_CASE_GUARD || (at >= end && at < all)) {
-        snprintf(text, cap, "a byte %zu %s it was written", at < end ? TD_CASE_GUARD - at : at - end + 1,
-                 at < end ? "before" : "after");
+        snprintf(text, cap, "a byte %zu %s it was written",
+                 at < end ? TD_CASE_GUARD - at : at - end + 1, at < end ? "before" : "after");
         return;
     }
     if (got->kind == TD_SCRATCH) return;
@@ -221,7 +227,8 @@ static void check_array(const struct td_array *want, const struct td_array *got,
         if (at < end) snprintf(text, cap, "an input was changed at byte %zu", at - TD_CASE_GUARD);
         return;
     }
-    for (at = TD_CASE_GUARD; (at = first_difference(want->after, got->after, at, end)) < end; at++) {
+    for (at = TD_CASE_GUARD; (at = first_difference(want->after, got->after, at, end)) < end;
+         at++) {
         size_t value = (at - TD_CASE_GUARD) / 4, byte = TD_CASE_GUARD + value * 4;
         float w, g;
         if (got->kind != TD_FLOATS) {
@@ -261,12 +268,15 @@ static int compare(const struct td_op_cases *o, const struct variant *v, const s
         /* Devices may have more inputs; outputs are the same ones in the same order. */
         while (got.array[i].kind > TD_IN && want.array[j].kind == TD_IN)
             j++;
-        check_array(&want.array[got.array[i].kind > TD_IN ? j++ : 0], &got.array[i], v->rounds ? o->tolerance : 0, text, sizeof text);
+        check_array(&want.array[got.array[i].kind > TD_IN ? j++ : 0], &got.array[i],
+                    v->rounds ? o->tolerance : 0, text, sizeof text);
         failed = text[0] != 0;
         if (failed)
-            printf("FAIL %s of %s: %s; %u threads: array %u: %s\n    compare_ops --seed %llu --variant "
+            printf("FAIL %s of %s: %s; %u threads: array %u: %s\n    compare_ops --seed %llu "
+                   "--variant "
                    "%s --op %s\n",
-                   o->op, v->name, got.text, threads, i, text, (unsigned long long)seed, v->name, o->op);
+                   o->op, v->name, got.text, threads, i, text, (unsigned long long)seed, v->name,
+                   o->op);
     }
     finish(&want);
     finish(&got);
@@ -318,9 +328,8 @@ struct options {
 static bool parse(int argc, char **argv, struct options *o) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
-    *o = (struct options){.seed = (uint64_t)t.tv_sec * 1000003u + (uint64_t)t.tv_nsec,
-                          .rounds = 1,
-                          .threads = 2};
+    *o = (struct options){
+        .seed = (uint64_t)t.tv_sec * 1000003u + (uint64_t)t.tv_nsec, .rounds = 1, .threads = 2};
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
         if (strcmp(argv[i], "--bench") == 0)
@@ -347,7 +356,8 @@ static bool parse(int argc, char **argv, struct options *o) {
 static uint32_t variants(struct variant *v, uint32_t cap) {
     uint32_t n = 0;
     for (uint32_t i = 0; n < cap && td_ops_table(i) != &td_ops_ref; i++)
-        v[n++] = (struct variant){td_ops_table(i)->name, &td_backend_cpu, td_ops_table(i), false, false};
+        v[n++] =
+            (struct variant){td_ops_table(i)->name, &td_backend_cpu, td_ops_table(i), false, false};
     if (n > 0) v[n++] = (struct variant){"wide", &td_backend_cpu, &td_ops_wide, false, true};
     v[n++] = (struct variant){"ref", &td_backend_cpu, &td_ops_ref, false, true}; /* threads */
 #ifdef TD_HAVE_CUDA
@@ -423,14 +433,16 @@ int main(int argc, char **argv) {
     double gflops = 0;
     if (o.bench) {
         gflops = td_machine_gflops(o.threads);
-        printf("machine: %.1f GFLOP/s on %u threads; bandwidth is measured over each op's own bytes\n",
-               gflops, o.threads);
+        printf(
+            "machine: %.1f GFLOP/s on %u threads; bandwidth is measured over each op's own bytes\n",
+            gflops, o.threads);
     } else {
         printf("seed: --seed %llu\n", (unsigned long long)o.seed);
     }
     for (uint32_t i = 0; i < n; i++) {
         if (o.list) printf("%s\n", v[i].name);
-        if (o.list || (o.variant && strcmp(o.variant, v[i].name) != 0)) continue;
+        if (o.list || strcmp(v[i].name, o.variant ? o.variant : v[i].name) != 0) continue;
+        if (!o.variant && v[i].ops == &td_ops_ref) continue;
         used++;
         run_variant(&v[i], &o, gflops, &cases, &failed);
     }

@@ -20,8 +20,8 @@
 enum { TD_CASE_ARRAYS = 96, TD_CASE_GUARD = 256 };
 
 enum td_array_kind {
-    TD_IN,     /* must not change */
-    TD_OUT,    /* bytes, compared to the bit */
+    TD_IN,      /* must not change */
+    TD_OUT,     /* bytes, compared to the bit */
     TD_SCRATCH, /* left as it may be; only what lies around it counts */
     TD_FLOATS, /* fp32, compared to the bit, or within the op's tolerance where a variant has one */
 };
@@ -29,9 +29,9 @@ enum td_array_kind {
 struct td_array {
     enum td_array_kind kind;
     size_t bytes;
-    uint8_t *before;  /* [guard, bytes, guard] as they were uploaded */
-    void *memory;     /* the same in the variant's memory */
-    uint8_t *after;   /* as they came back */
+    uint8_t *before; /* [guard, bytes, guard] as they were uploaded */
+    void *memory;    /* the same in the variant's memory */
+    uint8_t *after;  /* as they came back */
 };
 
 struct td_case {

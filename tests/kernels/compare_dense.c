@@ -23,7 +23,8 @@ static uint32_t rows(const struct td_case *c, uint32_t measured) {
 }
 
 static void embed(struct td_case *c) {
-    uint32_t n = rows(c, 256), vocab = 101, hidden = bench(c) ? 4096 : 16 * (1 + td_case_below(c, 9));
+    uint32_t n = rows(c, 256), vocab = 101,
+             hidden = bench(c) ? 4096 : 16 * (1 + td_case_below(c, 9));
     float *w = td_case_floats(c, (size_t)vocab * hidden, -1, 1);
     struct td_weight weight = {.format = TD_W_F32, .rows = vocab, .cols = hidden};
     weight.data = td_case_put(c, TD_IN, w, (size_t)vocab * hidden * sizeof *w);
@@ -37,8 +38,8 @@ static void embed(struct td_case *c) {
     TD_CASE_CALL(c, embed, .w = &weight, .ids = td_case_put(c, TD_IN, ids, n * 4), .x = x, .n = n);
 }
 
-static void linear_of(struct td_case *c, uint32_t n, uint32_t k, const uint32_t *out, uint32_t parts,
-                      bool bf16) {
+static void linear_of(struct td_case *c, uint32_t n, uint32_t k, const uint32_t *out,
+                      uint32_t parts, bool bf16) {
     size_t x_stride = k + 3 * td_case_below(c, 2);
     struct td_matrix m[TD_LINEAR_PARTS];
     struct td_linear_args a = {.n = n, .parts = parts, .x_stride = x_stride};
@@ -69,23 +70,29 @@ static void linear(struct td_case *c) {
 /* Measured on its own: one row reads, many rows multiply; a projection of the real model. */
 static void linear_one(struct td_case *c) {
     const uint32_t out[] = {4096};
-    if (!bench(c)) linear(c);
-    else linear_of(c, 1, 4096, out, 1, true);
+    if (!bench(c))
+        linear(c);
+    else
+        linear_of(c, 1, 4096, out, 1, true);
 }
 
 static void linear_many(struct td_case *c) {
     const uint32_t out[] = {1024};
-    if (!bench(c)) linear(c);
-    else linear_of(c, 512, 4096, out, 1, true);
+    if (!bench(c))
+        linear(c);
+    else
+        linear_of(c, 512, 4096, out, 1, true);
 }
 
 /* Random offsets with empty experts; row r takes a random input row. */
-static uint32_t grouping(struct td_case *c, uint32_t experts, uint32_t most, uint32_t **ret_offset) {
+static uint32_t grouping(struct td_case *c, uint32_t experts, uint32_t most,
+                         uint32_t **ret_offset) {
     uint32_t *offset = malloc((experts + 1) * sizeof *offset);
     if (!offset) abort();
     offset[0] = 0;
     for (uint32_t e = 0; e < experts; e++)
-        offset[e + 1] = offset[e] + (bench(c) ? most : td_case_below(c, 3) * td_case_below(c, most));
+        offset[e + 1] =
+            offset[e] + (bench(c) ? most : td_case_below(c, 3) * td_case_below(c, most));
     *ret_offset = offset;
     return offset[experts];
 }
@@ -131,8 +138,8 @@ static void round_fp8(struct td_case *c) {
     free(v);
     c->bytes = (double)n * dim * 8;
     TD_CASE_TEXT(c, "n %u, dim %u", n, dim);
-    TD_CASE_CALL(c, round_fp8, .x = x, .y = td_case_output(c, TD_FLOATS, (size_t)n * dim * 4), .n = n,
-                 .dim = dim);
+    TD_CASE_CALL(c, round_fp8, .x = x, .y = td_case_output(c, TD_FLOATS, (size_t)n * dim * 4),
+                 .n = n, .dim = dim);
 }
 
 static void round_nvfp4(struct td_case *c) {
@@ -198,8 +205,8 @@ static void hc_head(struct td_case *c) {
     c->bytes = (double)n * 5 * hidden * 4;
     TD_CASE_TEXT(c, "n %u, hidden %u", n, hidden);
     TD_CASE_CALL(c, hc_head, .x = x, .m = m, .base = base, .scale = td_case_input(c, 1, 0, 2),
-                 .y = td_case_output(c, TD_FLOATS, (size_t)n * hidden * 4), .n = n, .hidden = hidden,
-                 .eps = 1e-6f, .hc_eps = 1e-6f);
+                 .y = td_case_output(c, TD_FLOATS, (size_t)n * hidden * 4), .n = n,
+                 .hidden = hidden, .eps = 1e-6f, .hc_eps = 1e-6f);
 }
 
 static void add_shards(struct td_case *c) {
@@ -276,7 +283,8 @@ static void swiglu(struct td_case *c) {
 }
 
 static void combine(struct td_case *c) {
-    uint32_t n = rows(c, 256), experts = bench(c) ? 256 : 4 + td_case_below(c, 12), hidden = hidden_of(c);
+    uint32_t n = rows(c, 256), experts = bench(c) ? 256 : 4 + td_case_below(c, 12),
+             hidden = hidden_of(c);
     uint32_t k = bench(c) ? 6 : 1 + td_case_below(c, 4), *expert = choices(c, n, k, experts);
     uint32_t *place = malloc((size_t)n * k * sizeof *place);
     if (!place) abort();
@@ -295,7 +303,8 @@ static void combine(struct td_case *c) {
 }
 
 static void gather(struct td_case *c) {
-    uint32_t n = rows(c, 256), from = 31, dim = bench(c) ? 4096 : 1 + td_case_below(c, 99), index[256];
+    uint32_t n = rows(c, 256), from = 31, dim = bench(c) ? 4096 : 1 + td_case_below(c, 99),
+             index[256];
     for (uint32_t i = 0; i < n; i++)
         index[i] = td_case_below(c, from);
     c->bytes = (double)n * dim * 8;

@@ -82,8 +82,12 @@ static void steps(struct td_engine_options o) {
         bool chunk = step < CHUNKS;
         uint32_t pos = chunk ? step * CHUNK : CHUNKS * CHUNK + step - CHUNKS;
         for (uint32_t i = 0; i < STREAMS; i++)
-            run[i] = (struct td_run){.slot = i, .pos = pos, .n = chunk ? CHUNK : 1, .ids = ids + pos,
-                                     .pages = pages[i], .want_logits = !chunk};
+            run[i] = (struct td_run){.slot = i,
+                                     .pos = pos,
+                                     .n = chunk ? CHUNK : 1,
+                                     .ids = ids + pos,
+                                     .pages = pages[i],
+                                     .want_logits = !chunk};
         const float *logits;
         if (td_engine_step(e, run, STREAMS, &logits, step % 2 ? &capture : NULL, &err) != TD_OK)
             fail_msg("%s", err.text);
