@@ -9,7 +9,7 @@
 
 enum { TD_QUANT_SIM8 = 64, TD_QUANT_SIM4 = 32 };
 
-/* kernels/ref/vec.h: exp8 */
+/* kernels/ref/math.h: exp1 */
 static __device__ inline float td_exp(float x) {
     const float magic = 12582912.0f;
     x = x > 89.0f ? 89.0f : x;
