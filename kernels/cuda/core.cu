@@ -18,6 +18,7 @@ enum {
     PITCH = SLICE + 8,    /* of rows in shared memory */
     PART = MEMBERS + 4,   /* of partial scores */
     WEIGHT = MEMBERS + 8, /* of exponentials */
+    LISTED = 512,         /* members whose places are looked up together */
 };
 
 struct shared {
@@ -25,56 +26,65 @@ struct shared {
     float part[WARPS][HEADS][PART];
     uint16_t weight[HEADS][WEIGHT];
     float factor[HEADS];
+    const uint8_t *values[LISTED]; /* of a stretch of members; NULL beyond the set */
+    uint32_t scales[LISTED];       /* FP8: bytes from the values to the scales */
 };
 
-/* A lane's member of a chunk: where this warp's slice of it is. */
-struct member {
-    const uint8_t *slice;
-    uint32_t scale; /* FP8: as bf16, twice */
-};
-
-static __device__ struct member member_of(const struct td_attend *a, const struct td_attend_set *s,
-                                          uint32_t m, uint32_t warp) {
-    struct member r = {NULL, 0};
-    if (m >= s->count) return r;
-    struct td_kv_row row = td_attend_member(a, s, m);
-    r.slice = (const uint8_t *)row.values + warp * SLICE * (row.scales ? 1 : 2);
-    if (row.scales && warp < WARPS - 1) r.scale = td_e8m0_pair(row.scales[warp]);
-    return r;
+/* Where members first .. first + LISTED - 1 are: page and slot are many loads away, so everyone
+ * looks some up at once. */
+static __device__ void list_members(const struct td_attend *a, const struct td_attend_set *set,
+                                    uint32_t first, struct shared *s) {
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < LISTED; i += THREADS) {
+        struct td_kv_row row = {NULL, NULL};
+        if (first + i < set->count) row = td_attend_member(a, set, first + i);
+        s->values[i] = (const uint8_t *)row.values;
+        s->scales[i] = row.scales ? (uint32_t)(row.scales - (const uint8_t *)row.values) : 0;
+    }
+    __syncthreads();
 }
 
-/* The chunk's slices to registers: piece i of a lane is 8 values of member 4 i + lane / 8. */
-static __device__ void load_slices(bool fp8, const struct member *mine, uint32_t warp,
-                                   uint4 raw[MEMBERS / 4]) {
+/* This warp's slices of a chunk, on their way: piece i of a lane is 8 values of member
+ * 4 i + lane / 8. */
+struct slices {
+    uint4 v[MEMBERS / 4];
+    uint32_t scale[MEMBERS / 4]; /* FP8; whole registers, or packing them would wait for each */
+};
+
+static __device__ void load_slices(const struct shared *s, uint32_t at, bool fp8, uint32_t warp,
+                                   struct slices *to) {
     uint32_t lane = threadIdx.x % 32;
+    bool small = fp8 && warp < WARPS - 1;
 #pragma unroll
     for (int i = 0; i < MEMBERS / 4; i++) {
-        uint64_t at = __shfl_sync(0xffffffffu, (uint64_t)(uintptr_t)mine->slice, i * 4 + lane / 8);
-        const uint8_t *p = (const uint8_t *)(uintptr_t)at;
+        uint32_t m = at + i * 4 + lane / 8;
+        const uint8_t *row = s->values[m], *p = row + warp * SLICE * (fp8 ? 1 : 2);
         uint4 v = {0, 0, 0, 0};
-        if (p && !fp8) v = *(const uint4 *)(p + lane % 8 * 16);
-        if (p && fp8) { /* a step's own rows are 8-aligned */
-            const uint2 *from = (const uint2 *)(p + lane % 8 * (warp < WARPS - 1 ? 8 : 16));
+        to->scale[i] = 0;
+        if (row && !fp8) v = *(const uint4 *)(p + lane % 8 * 16);
+        if (row && fp8) { /* a step's own rows are 8-aligned */
+            const uint2 *from = (const uint2 *)(p + lane % 8 * (small ? 8 : 16));
             uint2 low = from[0];
             v.x = low.x;
             v.y = low.y;
-            if (warp == WARPS - 1) {
+            if (!small) {
                 v.z = from[1].x;
                 v.w = from[1].y;
             }
+            if (small) to->scale[i] = row[s->scales[m] + warp];
         }
-        raw[i] = v;
+        to->v[i] = v;
     }
 }
 
-static __device__ void store_slices(bool fp8, const struct member *mine, uint32_t warp,
-                                    const uint4 raw[MEMBERS / 4], uint16_t (*rows)[PITCH]) {
+static __device__ void store_slices(const struct slices *from, bool fp8, uint32_t warp,
+                                    uint16_t (*rows)[PITCH]) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < MEMBERS / 4; i++) {
-        uint32_t scale = __shfl_sync(0xffffffffu, mine->scale, i * 4 + lane / 8);
-        uint4 v = raw[i], w = v;
+        uint4 v = from->v[i], w = v;
         if (fp8 && warp < WARPS - 1) {
+            uint32_t scale = td_e8m0_pair((uint8_t)from->scale[i]);
             td_e4m3_pairs(v.x, scale, &w.x, &w.y);
             td_e4m3_pairs(v.y, scale, &w.z, &w.w);
         }
@@ -217,7 +227,7 @@ static __global__ void __launch_bounds__(THREADS, 1) core_tiles(struct td_attend
     bool fp8 = a.kv.row_dtype == TD_KV_ROW_FP8;
     uint32_t q[2][SLICE / 16][4], own = head + t / 8;
     float o[2][SLICE / 8][4];
-    uint4 raw[MEMBERS / 4];
+    struct slices next;
     struct running run = {own < a.heads ? a.sink[own] : 0.0f, 1.0f}; /* the sink's exp(0) */
     uint16_t(*rows)[PITCH] = s->rows[warp];
 #pragma unroll
@@ -226,13 +236,15 @@ static __global__ void __launch_bounds__(THREADS, 1) core_tiles(struct td_attend
         for (int n = 0; n < SLICE / 8; n++)
             o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0.0f;
     load_queries(&a, i, head, warp, q);
-    struct member mine = member_of(&a, &set, t % 32, warp);
-    load_slices(fp8, &mine, warp, raw);
     for (uint32_t first = 0; first < set.count; first += MEMBERS) {
+        if (first % LISTED == 0) {
+            list_members(&a, &set, first, s);
+            load_slices(s, 0, fp8, warp, &next);
+        }
         __syncwarp();
-        store_slices(fp8, &mine, warp, raw, rows);
-        mine = member_of(&a, &set, first + MEMBERS + t % 32, warp);
-        load_slices(fp8, &mine, warp, raw);
+        store_slices(&next, fp8, warp, rows);
+        if ((first + MEMBERS) % LISTED)
+            load_slices(s, (first + MEMBERS) % LISTED, fp8, warp, &next);
         __syncwarp();
         score(q, rows, s->part[warp]);
         __syncthreads();

@@ -135,7 +135,7 @@ static __device__ void multiply(const float *x, size_t x_stride, const uint32_t 
                                 uint32_t first, uint32_t rows, const struct part *p, uint32_t out,
                                 float *sums) {
     typedef struct piece<FORMAT> piece_t;
-    enum { LEN = piece_t::len, CHUNK = 4 * LEN, AHEAD = NT > 1 ? 1 : MT > 1 ? 2 : 4 };
+    enum { LEN = piece_t::len, CHUNK = 4 * LEN, AHEAD = NT > 1 ? 1 : MT > 1 ? 2 : 128 / CHUNK };
     uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     uint32_t len = (p->cols + 128 * PARTS - 1) / (128 * PARTS) * 128;
     uint32_t begin = warp * len, end = begin + len < p->cols ? begin + len : p->cols;

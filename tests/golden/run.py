@@ -32,8 +32,12 @@ def main():
     folder = find(bundled, "models/" + model, "the checkpoint " + model)
     path = find([HERE + "/../data/golden/" + golden], "golden/" + golden, "the golden file " + golden)
     r = subprocess.run([program, "--model", folder, "--golden", path, *options],
-                       stdout=subprocess.PIPE, text=True)
+                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     print(r.stdout, end="")
+    print(r.stderr, end="", file=sys.stderr)
+    if "no GPU can be used here" in r.stderr:
+        print(f"skipped: {r.stderr.strip()}")
+        return 77
     lines = r.stdout.splitlines()
     last = LAST.match(lines[-1]) if lines else None
     if not last or int(last[1] or last[4]) < 1:
