@@ -298,6 +298,7 @@ void td_decode_load(const struct td_decode *d, struct td_msg_heartbeat *ret) {
     ret->free_pages = d->pages.count[TD_UNIT_FREE];
     ret->free_slots = d->slots.count[TD_UNIT_FREE];
     ret->steps = d->steps;
+    ret->busy = d->stepping;
 }
 
 void td_decode_ledger(const struct td_decode *d, struct td_msg_ledger *ret) {

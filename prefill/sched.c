@@ -447,6 +447,7 @@ void td_prefill_load(const struct td_prefill *p, struct td_msg_heartbeat *ret) {
     ret->free_pages = p->pages.count[TD_UNIT_FREE];
     ret->free_slots = p->slots.count[TD_UNIT_FREE];
     ret->steps = p->steps;
+    ret->busy = p->stepping != NULL || p->computing != NULL;
 }
 
 void td_prefill_ledger(const struct td_prefill *p, struct td_msg_ledger *ret) {

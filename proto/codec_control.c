@@ -61,6 +61,7 @@ static void pack_heartbeat(struct td_pack *p, const struct td_msg_heartbeat *m) 
     b->free_pages = m->free_pages;
     b->free_slots = m->free_slots;
     b->steps = m->steps;
+    b->busy = m->busy;
 }
 
 static void pack_admit(struct td_pack *p, const struct td_msg_admit *m) {
@@ -266,6 +267,7 @@ static void unpack_heartbeat(const TdPb__Heartbeat *b, struct td_msg_heartbeat *
     m->free_pages = b->free_pages;
     m->free_slots = b->free_slots;
     m->steps = b->steps;
+    m->busy = b->busy;
 }
 
 static td_status unpack_admit(const TdPb__Admit *b, struct td_msg_admit *m, struct td_error *err) {

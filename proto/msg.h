@@ -102,6 +102,8 @@ struct td_msg_heartbeat {
     uint64_t queued_tokens;    /* prompt tokens not yet computed */
     uint32_t free_pages, free_slots;
     uint64_t steps; /* engine steps so far: progress */
+    bool busy;      /* the engine is in a step or could do one, so `steps` must advance. Not what
+                     * waits for a handoff, which has clocks of its own */
 };
 
 struct td_msg_admit {

@@ -128,14 +128,12 @@ static const struct td_link_events link_events = {
 
 /* ---- the service manager ---- */
 
-/* Work is what the engine could do now; a handoff that waits for a peer has clocks of its own. */
 static void on_alive(void *user) {
     struct td_host *h = user;
     struct td_msg_heartbeat load = {0};
     struct td_msg_ledger ledger;
     h->events->on_beat(h->user, &load, &ledger);
-    bool busy = load.queued_tokens > 0 || (h->role == TD_ROLE_DECODE && load.running > 0);
-    td_notify_alive(&h->notify, td_now_ns(), busy, load.steps);
+    td_notify_alive(&h->notify, td_now_ns(), load.busy, load.steps);
 }
 
 /* ---- the end ---- */

@@ -148,19 +148,14 @@ void td_fleet_leave(struct td_fleet *f, uint64_t epoch) {
     memset(&f->worker[i], 0, sizeof f->worker[i]);
 }
 
-/* As the watchdog sees it (proto/worker_host.c): what the engine could do now. */
-static bool has_work(const struct td_fleet_worker *w) {
-    return w->beat.queued_tokens > 0 || (w->role == TD_ROLE_DECODE && w->beat.running > 0);
-}
-
 bool td_fleet_beat(struct td_fleet *f, uint64_t now_ns, const struct td_msg_heartbeat *b) {
     struct td_fleet_worker *w = at(f, b->epoch);
     if (w == NULL) return false;
     /* From the beat that first shows work: what came before was no waiting. */
-    bool moved = !has_work(w) || b->steps != w->beat.steps;
+    bool moved = !w->beat.busy || b->steps != w->beat.steps;
     w->beat = *b;
     w->beat_ns = now_ns;
-    moved = moved || !has_work(w);
+    moved = moved || !b->busy;
     if (moved) w->moved_ns = now_ns;
     bool again = w->stalled && moved;
     if (again) w->stalled = false;
@@ -168,7 +163,7 @@ bool td_fleet_beat(struct td_fleet *f, uint64_t now_ns, const struct td_msg_hear
 }
 
 static uint64_t stalls_at(const struct td_fleet *f, const struct td_fleet_worker *w) {
-    bool may = w->epoch != 0 && f->o.stall_ns != 0 && !w->stalled && has_work(w);
+    bool may = w->epoch != 0 && f->o.stall_ns != 0 && !w->stalled && w->beat.busy;
     return may ? w->moved_ns + f->o.stall_ns : UINT64_MAX;
 }
 

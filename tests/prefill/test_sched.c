@@ -88,6 +88,34 @@ static void test_cancel_waits_for_the_step(void **state) {
     assert_string_equal(cancel(1), "RELEASED 1\n"); /* nothing is held: so it is said again */
 }
 
+static bool busy(void) {
+    struct td_msg_heartbeat beat;
+    td_prefill_load(machine, &beat);
+    return beat.busy;
+}
+
+/* What a hung engine is judged by: the step under way counts though nobody wants it any more, and
+ * who waits for room that handoffs hold does not wait for the engine. */
+static void test_busy_is_the_engine(void **state) {
+    (void)state;
+    assert_false(busy());
+    prefill(1, 2000);
+    assert_true(busy());
+    assert_string_equal(cancel(1), "");
+    assert_true(busy());
+    assert_string_equal(computed(0), "RELEASED 1\n");
+    assert_false(busy());
+    prefill(2, 3000);
+    prefill(3, 3000); /* no room beside it */
+    while (busy())
+        computed(42);
+    struct td_msg_heartbeat beat;
+    td_prefill_load(machine, &beat);
+    assert_true(beat.waiting == 1 && beat.running == 1 && beat.queued_tokens == 3000);
+    assert_string_equal(cancel(2), "RELEASED 2\nSTEP 0+512\n");
+    assert_true(busy());
+}
+
 static void test_engine_failure(void **state) {
     (void)state;
     prefill(1, 10);
@@ -141,6 +169,7 @@ int main(void) {
         T(test_choices),
         T(test_selections),
         T(test_cancel_waits_for_the_step),
+        T(test_busy_is_the_engine),
         T(test_engine_failure),
         T(test_router_down),
     };

@@ -71,6 +71,7 @@ static const struct field fields[] = {
     F(HEARTBEAT, heartbeat, free_pages, U32),
     F(HEARTBEAT, heartbeat, free_slots, U32),
     F(HEARTBEAT, heartbeat, steps, U64),
+    NEW(HEARTBEAT, heartbeat, busy, BOOL),
     F(ADMIT, admit, key, KEY),
     F(ADMIT, admit, max_new, U32),
     F(ADMIT, admit, sampling, SAMPLING),

@@ -46,6 +46,12 @@ static uint64_t join(enum td_role role, const char *name, uint64_t epoch) {
     return replaced;
 }
 
+static bool beat(uint64_t now_ns, uint64_t epoch, bool busy, uint64_t steps) {
+    const struct td_msg_heartbeat b = {
+        .epoch = epoch, .running = 1, .queued_tokens = 9, .busy = busy, .steps = steps};
+    return td_fleet_beat(&fleet, now_ns, &b);
+}
+
 /* prefill 1, 2; decode 3, 4; all pairs proven */
 static void four(void) {
     begin();
@@ -265,6 +271,28 @@ static void test_choices(void **state) {
     assert_int_equal(td_fleet_choose(&fleet, 0, need, false, false, &pair, &when), TD_UNREACHABLE);
 }
 
+/* Nothing but the word that the engine is busy counts, whatever else waits or runs there. */
+static void test_stalled_until_it_steps(void **state) {
+    (void)state;
+    four();
+    fleet.o.stall_ns = 3 * S;
+    beat(1 * S, 1, false, 5);
+    beat(9 * S, 1, false, 5);
+    assert_true(td_fleet_stall_at(&fleet) == UINT64_MAX);
+    beat(10 * S, 1, true, 5);
+    assert_true(td_fleet_stall_at(&fleet) == 13 * S);
+    beat(12 * S, 1, true, 6);
+    assert_true(td_fleet_stall_at(&fleet) == 15 * S);
+    beat(14 * S, 1, true, 6);
+    assert_true(td_fleet_stall(&fleet, 15 * S - 1) == 0);
+    assert_true(td_fleet_stall(&fleet, 15 * S) == 1);
+    assert_true(td_fleet_stall_at(&fleet) == UINT64_MAX);
+    assert_false(beat(16 * S, 1, true, 6));
+    assert_true(fleet.worker[0].stalled);
+    assert_true(beat(17 * S, 1, true, 7));
+    assert_false(fleet.worker[0].stalled);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hello),
@@ -275,6 +303,7 @@ int main(void) {
         cmocka_unit_test(test_a_way_cools_alone),
         cmocka_unit_test(test_limits_and_readiness),
         cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_stalled_until_it_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
