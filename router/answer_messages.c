@@ -194,7 +194,8 @@ static void tool_block(struct td_json_out *w, const struct td_answer *a,
     td_json_key(w, "input");
     /* What was cut, or written raw and wrong, is no JSON: the client gets it as text. */
     const struct td_json_out *arguments = &t->calls[i].arguments;
-    json_t *v = json_loadb(arguments->n ? arguments->p : "", arguments->n, JSON_ALLOW_NUL, NULL);
+    const int flags = JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL; /* integers of any length */
+    json_t *v = json_loadb(arguments->n ? arguments->p : "", arguments->n, flags, NULL);
     if (v) {
         td_json_value(w, arguments->p, arguments->n);
     } else {

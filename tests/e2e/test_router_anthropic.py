@@ -73,6 +73,13 @@ def test_calls(s):
     assert cut.stop_reason == "max_tokens"
 
 
+def test_long_integers(s):
+    """More than 64 bits are still a number of JSON, and its digits are the model's."""
+    made = calls.calls(f'<{calls.D}invoke name="run">\n<{calls.D}parameter name="n" string="false">'
+                       f'123456789012345678901</{calls.D}parameter>\n</{calls.D}invoke>\n')
+    assert s.whole(made, tools=TOOLS).content[0].input == {"n": 123456789012345678901}
+
+
 def test_thinking(s):
     text = f"Hm.\n{T}\n\nSo." + calls.calls(OTHER)
     for more in ({"thinking": THINK}, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}):
