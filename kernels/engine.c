@@ -166,7 +166,8 @@ static td_status take_memory(struct td_engine *e, struct td_error *err) {
     }
     TD_TRY(td_kv_staging_take(&e->staging, e->pool, e->slots, err));
     d->sealed = true;
-    return TD_OK;
+    /* Memory is zeroed in the step lane; the other lane may write to it from now on. */
+    return d->backend->wait(d, TD_LANE_STEP, err);
 }
 
 /* FNV-1a. */
