@@ -17,8 +17,8 @@ static void plan(struct td_selections *s, struct td_bump *b) {
 
 size_t td_selections_bytes(const struct td_kv_layout *l, uint32_t topk, uint32_t runs,
                            uint32_t samples) {
-    struct td_selections s = {
-        .capture = {.runs = runs, .csa_layers = l->csa_layers, .topk = topk}, .samples = samples};
+    struct td_selections s = {.capture = {.runs = runs, .csa_layers = l->csa_layers, .topk = topk},
+                              .samples = samples};
     struct td_bump bump = {0};
     plan(&s, &bump);
     return bump.used;

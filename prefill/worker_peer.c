@@ -133,8 +133,8 @@ static td_status pack_blocks(struct td_prefill_worker *w, const struct td_prefil
                                        err));
         else
             TD_TRY(td_engine_pack_page(w->engine.engine, a->pack.pages[i], a->pack.ticket, index,
-                                       td_kv_block_tokens(a->pack.n_prompt, index), to + used,
-                                       room, &len, &w->headers[i], err));
+                                       td_kv_block_tokens(a->pack.n_prompt, index), to + used, room,
+                                       &len, &w->headers[i], err));
     }
     *ret_bytes = used;
     return TD_OK;

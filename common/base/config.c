@@ -18,10 +18,14 @@ struct row {
     const char *help;
 };
 
-#define ROW_S(key, field, def, a, b, help) {key, KIND_S, offsetof(struct td_config, field), 0, 0, 0, def, help},
-#define ROW_U(key, field, def, a, b, help) {key, KIND_U, offsetof(struct td_config, field), def, a, b, NULL, help},
-#define ROW_B(key, field, def, a, b, help) {key, KIND_B, offsetof(struct td_config, field), def, 0, 0, NULL, help},
-#define ROW_E(key, field, def, a, b, help) {key, KIND_E, offsetof(struct td_config, field), def, 0, 0, b, help},
+#define ROW_S(key, field, def, a, b, help)                                                         \
+    {key, KIND_S, offsetof(struct td_config, field), 0, 0, 0, def, help},
+#define ROW_U(key, field, def, a, b, help)                                                         \
+    {key, KIND_U, offsetof(struct td_config, field), def, a, b, NULL, help},
+#define ROW_B(key, field, def, a, b, help)                                                         \
+    {key, KIND_B, offsetof(struct td_config, field), def, 0, 0, NULL, help},
+#define ROW_E(key, field, def, a, b, help)                                                         \
+    {key, KIND_E, offsetof(struct td_config, field), def, 0, 0, b, help},
 static const struct row rows[] = {
 #define X(key, field, kind, def, a, b, help) ROW_##kind(key, field, def, a, b, help)
     TD_CONFIG_MAP(X)
@@ -87,8 +91,8 @@ static td_status assign(struct td_config *c, const char *key, const char *value,
         errno = 0;
         unsigned long long v = strtoull(value, &end, 10);
         if (!isdigit((unsigned char)value[0]) || *end || errno || v < r->min || v > r->max)
-            return td_fail(err, TD_CONFIG, "%s: expected a number from %llu to %llu, found '%s'", key,
-                           (unsigned long long)r->min, (unsigned long long)r->max, value);
+            return td_fail(err, TD_CONFIG, "%s: expected a number from %llu to %llu, found '%s'",
+                           key, (unsigned long long)r->min, (unsigned long long)r->max, value);
         *(uint64_t *)at(c, r) = v;
         return TD_OK;
     }
@@ -100,7 +104,8 @@ static td_status assign(struct td_config *c, const char *key, const char *value,
     case KIND_E: {
         int i = word_index(r->text, value);
         if (i < 0)
-            return td_fail(err, TD_CONFIG, "%s: expected one of %s, found '%s'", key, r->text, value);
+            return td_fail(err, TD_CONFIG, "%s: expected one of %s, found '%s'", key, r->text,
+                           value);
         *(uint32_t *)at(c, r) = (uint32_t)i;
         return TD_OK;
     }
@@ -160,8 +165,8 @@ td_status td_config_load(struct td_config *c, const char *path, const char *role
     for (int n = 1; st == TD_OK && fgets(line, sizeof line, f); n++) {
         struct td_error inner = {.status = TD_OK};
         if (!whole(line, f)) {
-            st = td_fail(err, TD_CONFIG, "%s:%d: expected a line of text of at most %zu bytes", path,
-                         n, sizeof line - 2);
+            st = td_fail(err, TD_CONFIG, "%s:%d: expected a line of text of at most %zu bytes",
+                         path, n, sizeof line - 2);
             break;
         }
         char *hash = strchr(line, '#');
@@ -178,7 +183,8 @@ td_status td_config_load(struct td_config *c, const char *path, const char *role
             s = trim(s + 1);
             if (!section_known(s))
                 st = td_fail(err, TD_CONFIG,
-                             "%s:%d: expected section router, prefill or decode, found '%s'", path, n, s);
+                             "%s:%d: expected section router, prefill or decode, found '%s'", path,
+                             n, s);
             applies = section_applies(s, role, instance);
             continue;
         }

@@ -250,8 +250,7 @@ static void parse(struct td_stream *s) {
         size_t len = frame_len(s->rx.bytes + at);
         if (len > s->rx_max) {
             char text[sizeof s->text];
-            snprintf(text, sizeof text, "a frame of %zu bytes, the limit is %u", len,
-                     s->rx_max);
+            snprintf(text, sizeof text, "a frame of %zu bytes, the limit is %u", len, s->rx_max);
             go_down(s, TD_PROTOCOL, text);
             return;
         }

@@ -253,7 +253,8 @@ void td_xfer_peer_close(struct td_xfer_peer *peer) {
     peer->lost_due = false;
     peer->x->attention = true;
     peer->x->moved = true;
-    if (was_open && !peer->said_bye && peer->proven) td_xfer_note_send(&peer->bye, TD_XFER_BYE, NULL, 0);
+    if (was_open && !peer->said_bye && peer->proven)
+        td_xfer_note_send(&peer->bye, TD_XFER_BYE, NULL, 0);
     close_endpoint(peer);
     if (td_xfer_lane_chosen() == TD_XFER_TCP) td_xfer_pieces_end(peer);
 }
