@@ -92,7 +92,7 @@ static int run(uv_loop_t *loop, const struct td_config *config) {
     if (td_loop_drain(loop, DRAIN_MS) != TD_OK) td_warn("the loop did not run out in time");
     td_status result = td_serve_result(serve, &err);
     td_serve_destroy(serve);
-    td_info("stopped");
+    if (result == TD_OK) td_info("stopped"); /* else the last line of the log is why */
     return td_role_exit(result);
 }
 

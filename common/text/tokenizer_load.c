@@ -1,6 +1,7 @@
 /* Reads tokenizer.json. The splitters are written by hand (split.c), so the file's own description
  * of them, and of everything else that could change ids, must be the one kind they implement;
  * anything else is refused with a sentence rather than encoded almost right. */
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -381,8 +382,10 @@ td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_t, struct
     json_error_t je;
     json_t *root = json_load_file(path, 0, &je);
     if (!root) {
-        td_status st = json_error_code(&je) == json_error_cannot_open_file ? TD_IO : TD_FORMAT;
-        return td_fail(err, st, "%s: expected JSON, found at line %d: %s", path, je.line, je.text);
+        if (json_error_code(&je) == json_error_cannot_open_file)
+            return td_fail(err, TD_IO, "%s: cannot be opened: %s", path, strerror(errno));
+        return td_fail(err, TD_FORMAT, "%s: expected JSON, found at line %d: %s", path, je.line,
+                       je.text);
     }
     struct load ld = {.path = path, .t = calloc(1, sizeof *ld.t), .err = err};
     alphabet_init(ld.byte_of);

@@ -131,6 +131,11 @@ class Hosts(unittest.TestCase):
         code, text = start("router", f"router.control={c.dir}/sock", run, listen)
         self.assertNotEqual(code, 0)
         self.assertIn("expected address:port", text)
+        wrong = Cluster(model__dir=c.dir)
+        self.addCleanup(shutil.rmtree, wrong.dir)
+        r = wrong.tool("up", "--config", wrong.config)
+        self.assertEqual(r.returncode, 1)
+        self.assertRegex(r.stderr, r"(tokenizer|config)\.json: cannot be opened: No such file")  # why, not that it stopped
 
 
 if __name__ == "__main__":
