@@ -57,6 +57,7 @@ static td_status ask(const char *url, const char *path, const char *json, long t
     curl_easy_setopt(c, CURLOPT_URL, full);
     curl_easy_setopt(c, CURLOPT_TIMEOUT_MS, timeout_ms);
     curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(c, CURLOPT_PROXY, ""); /* never one of the environment's */
     curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, on_body);
     curl_easy_setopt(c, CURLOPT_WRITEDATA, &body);
     if (json) {
@@ -228,6 +229,7 @@ td_status td_client_chat(const char *url, const char *model, const char *user_te
     struct stream s = {.a = &answer, .start_ns = td_now_ns()};
     curl_easy_setopt(c, CURLOPT_URL, full);
     curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(c, CURLOPT_PROXY, ""); /* never one of the environment's */
     curl_easy_setopt(c, CURLOPT_HTTPHEADER, headers);
     curl_easy_setopt(c, CURLOPT_POSTFIELDS, text);
     curl_easy_setopt(c, CURLOPT_POSTFIELDSIZE, (long)strlen(text));

@@ -159,6 +159,12 @@ class TestCluster(unittest.TestCase):
         self.assertEqual(self.c.get("/v1/models")[1]["data"][0]["id"], "needle")
         self.assertIn("# TYPE", self.c.get("/metrics")[1])
 
+    def test_no_proxy(self):
+        env = {**os.environ, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+        r = self.c.tool("status", "--config", self.c.config, env=env)
+        self.assertEqual((r.returncode, r.stderr), (0, ""))
+        self.assertIn("prefill@0", r.stdout)
+
     def test_handoffs_really_happen(self):
         before = self.c.ledgers()["decode@0"]["handoffs_ok"]
         self.client.chat.completions.create(**chat(CODE))
