@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/text/bytes.h"
+#include "router/api_params.h"
 
 enum { PATH_BYTES = 64 };
 
@@ -389,6 +390,7 @@ static td_status read_rest(const struct td_fields *f, bool counting, json_t *cha
         return td_field_wrong(f, "max_tokens", "an integer of at least 1");
     const json_t *stops = NULL;
     TD_TRY(td_field_array(f, "stop_sequences", &stops));
+    TD_TRY(td_api_stops_check(f, "stop_sequences")); /* by the name that the client gave */
     return json_array_size(stops) ? copy(f, "stop_sequences", chat, "stop") : TD_OK;
 }
 

@@ -130,26 +130,36 @@ static td_status read_limits(const struct td_fields *f, struct td_api_params *p)
     return TD_OK;
 }
 
-static td_status read_stops(const struct td_fields *f, struct td_api_params *p) {
-    const json_t *v = td_field(f, "stop");
+td_status td_api_stops_check(const struct td_fields *f, const char *name) {
+    const json_t *v = td_field(f, name);
     if (!v) return TD_OK;
     size_t n = json_is_array(v) ? json_array_size(v) : 1;
     if ((!json_is_array(v) && !json_is_string(v)) || n > TD_STOP_MAX)
-        return td_api_refuse(f->e, 400, NULL, "stop",
-                             "stop: expected a string or an array of up to %d strings, found %zu "
+        return td_api_refuse(f->e, 400, NULL, name,
+                             "%s: expected a string or an array of up to %d strings, found %zu "
                              "%s",
-                             TD_STOP_MAX, n,
+                             name, TD_STOP_MAX, n,
                              json_is_array(v) ? "elements" : "value of another type");
     for (size_t i = 0; i < n; i++) {
         const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
         size_t len = json_is_string(s) ? json_string_length(s) : 0;
         char found[40];
         if (!json_is_string(s) || len == 0 || len > TD_STOP_BYTES_MAX)
-            return td_api_refuse(
-                f->e, 400, NULL, "stop",
-                "stop[%zu]: expected a string of 1 to %d bytes, found %s (%zu bytes)", i,
-                TD_STOP_BYTES_MAX, td_request_found(s, found), len);
-        p->stops[p->n_stops++] = (struct td_stop){json_string_value(s), len};
+            return td_api_refuse(f->e, 400, NULL, name,
+                                 "%s[%zu]: expected a string of 1 to %d bytes, found %s (%zu "
+                                 "bytes)",
+                                 name, i, TD_STOP_BYTES_MAX, td_request_found(s, found), len);
+    }
+    return TD_OK;
+}
+
+static td_status read_stops(const struct td_fields *f, struct td_api_params *p) {
+    TD_TRY(td_api_stops_check(f, "stop"));
+    const json_t *v = td_field(f, "stop");
+    size_t n = !v ? 0 : json_is_array(v) ? json_array_size(v) : 1;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
+        p->stops[p->n_stops++] = (struct td_stop){json_string_value(s), json_string_length(s)};
     }
     return TD_OK;
 }

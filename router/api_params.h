@@ -45,6 +45,10 @@ TD_MUST_USE td_status td_api_params_read(const json_t *root, enum td_api_kind ki
                                          const struct td_api_defaults *d, struct td_api_params *p,
                                          struct td_api_error *e);
 
+/* A field with stop strings, one or an array: 400 by its name when there are too many, or one is
+ * empty, too long or no string. */
+TD_MUST_USE td_status td_api_stops_check(const struct td_fields *f, const char *name);
+
 /* Temperature and the like of `dir`/generation_config.json into `d`; a missing file leaves the
  * defaults 1, 1, 0. TD_FORMAT: present and not what it should be. */
 TD_MUST_USE td_status td_api_defaults_load(struct td_api_defaults *d, const char *dir,

@@ -47,9 +47,12 @@ const char *td_request_found(const json_t *v, char buf[40]) {
     case JSON_INTEGER:
         snprintf(buf, 40, "%lld", (long long)json_integer_value(v));
         return buf;
-    case JSON_REAL:
-        snprintf(buf, 40, "%.9g", json_real_value(v));
+    case JSON_REAL: {
+        /* "expected an integer, found 2" would not say what is wrong with 2.0. */
+        double d = json_real_value(v);
+        snprintf(buf, 40, fabs(d) < 1e9 && trunc(d) == d ? "%.1f" : "%.9g", d);
         return buf;
+    }
     case JSON_TRUE:
         return "true";
     case JSON_FALSE:

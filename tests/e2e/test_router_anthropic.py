@@ -143,7 +143,8 @@ def test_errors(s):
                        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
                         "messages[0].content[0].tool_use_id"),
                        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "prefill"}]}, "messages"),
-                       ({"stop_sequences": ["x"] * 17}, "stop")]:
+                       ({"stop_sequences": ["x"] * 17}, "stop_sequences: expected"),
+                       ({"stop_sequences": ["x", ""]}, "stop_sequences[1]: expected")]:
         for path in ("/v1/messages", "/v1/messages/count_tokens"):
             if path.endswith("count_tokens") and name == "max_tokens" and more["max_tokens"] is None:
                 continue

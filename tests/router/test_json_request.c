@@ -55,7 +55,7 @@ static void test_parse(void **state) {
 static void test_fields(void **state) {
     (void)state;
     json_t *root =
-        parse("{\"i\":5,\"f\":1.5,\"s\":\"word\",\"t\":true,\"z\":null,\"a\":[1],\"o\":{},"
+        parse("{\"i\":5,\"f\":1.5,\"whole\":2.0,\"s\":\"word\",\"t\":true,\"z\":null,\"a\":[1],\"o\":{},"
               "\"neg\":-1,\"long\":\"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"}");
     struct td_fields f = {root, "", &e}, deep = {root, "messages[2].", &e};
     uint64_t u = 77;
@@ -85,6 +85,7 @@ static void test_fields(void **state) {
     WRONG(td_field_u64(&f, "i", 0, 4, &u), "i: expected an integer from 0 to 4, found 5");
     WRONG(td_field_u64(&f, "neg", 0, 9, &u), "neg: expected an integer from 0 to 9, found -1");
     WRONG(td_field_u64(&f, "f", 0, 9, &u), "f: expected an integer from 0 to 9, found 1.5");
+    WRONG(td_field_u64(&f, "whole", 0, 9, &u), "whole: expected an integer from 0 to 9, found 2.0");
     WRONG(td_field_u64(&f, "s", 0, 9, &u),
           "s: expected an integer from 0 to 9, found the string \"word\"");
     WRONG(td_field_num(&f, "t", 0, 2, &d), "t: expected a number from 0 to 2, found true");
