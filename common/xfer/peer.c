@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -47,11 +48,27 @@ void td_xfer_peer_settle(struct td_xfer_peer *peer) {
     peer->close_request = NULL;
 }
 
+/* Mapped, not from malloc: after the first large free that would come from the heap and be cleared,
+ * and every slot of every later link would be resident though few are ever written. */
+static size_t slots_bytes(const struct td_xfer *x) {
+    return x->options.sends_per_peer * sizeof(struct td_xfer_slot);
+}
+
+static struct td_xfer_slot *take_slots(const struct td_xfer *x) {
+    void *p =
+        mmap(NULL, slots_bytes(x), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+static void give_slots(struct td_xfer_peer *peer) {
+    if (peer->slots) munmap(peer->slots, slots_bytes(peer->x));
+}
+
 void td_xfer_peer_free(struct td_xfer_peer *peer) {
     struct td_xfer *x = peer->x;
     td_list_remove(&peer->link);
     x->counts.peers--;
-    free(peer->slots);
+    give_slots(peer);
     free(peer->assembly);
     free(peer);
 }
@@ -87,10 +104,10 @@ static struct td_xfer_peer *new_peer(struct td_xfer *x, uint64_t id) {
     if (!peer) return NULL;
     peer->x = x;
     peer->id = id;
-    peer->slots = calloc(x->options.sends_per_peer, sizeof *peer->slots);
+    peer->slots = take_slots(x);
     peer->assembly = malloc(TD_XFER_MESSAGE_MAX);
     if (!peer->slots || !peer->assembly) {
-        free(peer->slots);
+        give_slots(peer);
         free(peer->assembly);
         free(peer);
         return NULL;

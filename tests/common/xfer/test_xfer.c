@@ -22,6 +22,10 @@ static bool linked(void *user) {
     return b.accepted == 1;
 }
 
+static bool linked_again(void *user) {
+    return b.accepted == *(const unsigned *)user;
+}
+
 static int open_both(void **state) {
     (void)state;
     end_open(&a, 4, 8);
@@ -327,6 +331,38 @@ static void test_links_come_and_go(void **state) {
     assert_int_equal(c.malformed_dropped, 0);
 }
 
+static size_t resident(void) { /* bytes */
+    FILE *f = fopen("/proc/self/statm", "r");
+    size_t pages = 0;
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%*u %zu", &pages), 1);
+    fclose(f);
+    return pages * 4096;
+}
+
+/* Room for 400 messages is 26 MB a link; what is not written is not resident, for a later
+ * link as for the first. */
+static void test_only_what_is_written_is_resident(void **state) {
+    (void)state;
+    size_t len, before = 0;
+    end_open(&a, 4, 400);
+    end_open(&b, 4, 8);
+    const void *address = td_xfer_address(b.x, &len);
+    for (unsigned i = 1; i <= 3; i++) {
+        unsigned losses = b.lost + 1;
+        end_connect(&a, address, len);
+        assert_true(ends_run(both, 2, linked_again, &i, 5000));
+        if (i == 1) before = resident();
+        assert_in_range(resident(), 0, before + (8u << 20));
+        td_xfer_peer_close(a.peer);
+        assert_true(ends_run(both, 2, b_lost, &losses, 5000));
+        td_xfer_peer_close(b.peer);
+        assert_true(ends_run(both, 2, b_gone, NULL, 5000));
+        assert_true(ends_run(both, 2, a_gone, NULL, 5000));
+    }
+    close_both(NULL);
+}
+
 static bool four_accepted(void *user) {
     (void)user;
     return b.accepted == 4;
@@ -437,6 +473,7 @@ int main(int argc, char **argv) {
         PAIR(test_another_lane),
         PAIR(test_close_tells_the_other_side),
         PAIR(test_links_come_and_go),
+        cmocka_unit_test(test_only_what_is_written_is_resident),
         PAIR(test_a_full_house_says_no),
         PAIR(test_destroy_leaves_all_quiet),
         PAIR(test_too_large_a_region_is_a_sentence),
