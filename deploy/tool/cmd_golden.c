@@ -96,6 +96,11 @@ static int parse(int argc, char **argv, struct arguments *a, bool *ret_done) {
     if (optind < argc) return usage("unexpected argument ", argv[optind]);
     if (!a->model) return usage("--model DIR is missing", "");
     if (!a->golden) return usage("--golden FILE is missing", "");
+    const struct td_backend *backend;
+    uint32_t index;
+    struct td_error err;
+    if (a->device && td_backend_find(a->device, &backend, &index, &err) != TD_OK)
+        return usage("--", err.text); /* "device: expected ..." */
     return TD_EXIT_OK;
 }
 
