@@ -80,6 +80,7 @@ static int run(uv_loop_t *loop, const struct td_config *config) {
     td_status st = td_serve_create(loop, config, &serve, &err);
     if (st != TD_OK) {
         td_err("%s", err.text);
+        if (td_loop_drain(loop, DRAIN_MS) != TD_OK) td_warn("the loop did not run out in time");
         return td_role_exit(st);
     }
     if (td_signals_create(loop, on_signal, serve, &signals) != TD_OK) {
