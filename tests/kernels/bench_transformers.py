@@ -21,27 +21,9 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/kernels/model"))
+from transformers_names import TRANSFORMERS as RENAME  # noqa: E402  used only where transformers does not map them
 PROMPT = 4509  # what bench_engine's `prefill` part feeds
-
-# Official names as transformers says them (whole names, in this order); used only when transformers
-# does not map them itself.
-RENAME = [
-    (r"^embed\.", "model.embed_tokens."), (r"^head\.", "lm_head."), (r"^norm\.", "model.norm."),
-    (r"^hc_head_", "model.hc_head.hc_"), (r"^layers\.", "model.layers."),
-    (r"\.attn_norm\.", ".input_layernorm."), (r"\.ffn_norm\.", ".post_attention_layernorm."),
-    (r"\.hc_(attn|ffn)_", r".\1_hc."), (r"\.attn\.", ".self_attn."), (r"\.ffn\.", ".mlp."),
-    (r"\.attn_sink$", ".sinks"), (r"\.indexer\.compressor\.", ".compressor.indexer."),
-    (r"self_attn\.indexer\.", "self_attn.compressor.indexer."),
-    (r"(compressor\.(?:indexer\.)?)wkv\.", r"\1kv_proj."),
-    (r"(compressor\.(?:indexer\.)?)wgate\.", r"\1gate_proj."),
-    (r"(compressor\.(?:indexer\.)?)norm\.", r"\1kv_norm."),
-    (r"(compressor\.(?:indexer\.)?)ape$", r"\1position_bias"),
-    (r"\.wq_a\.", ".q_a_proj."), (r"\.q_norm\.", ".q_a_norm."), (r"\.wq_b\.", ".q_b_proj."),
-    (r"self_attn\.wkv\.", "self_attn.kv_proj."), (r"\.wo_(a|b)\.", r".o_\1_proj."),
-    (r"gate\.bias$", "gate.e_score_correction_bias"),
-    (r"\.w1\.", ".gate_proj."), (r"\.w2\.", ".down_proj."), (r"\.w3\.", ".up_proj."),
-]
-
 
 def fail(sentence):
     print(f"bench_transformers: {sentence}", file=sys.stderr)

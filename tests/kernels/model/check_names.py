@@ -16,25 +16,11 @@ import subprocess
 import sys
 import tempfile
 
+import transformers_names
+
 ROOT = os.path.dirname(os.path.abspath(__file__)) + "/../../.."
 
-# What transformers says for the official words; applied to whole names, in this order.
-TRANSFORMERS = [
-    (r"\.scale$", ".weight_scale_inv"), (r"^embed\.", "model.embed_tokens."), (r"^head\.", "lm_head."), (r"^norm\.", "model.norm."),
-    (r"^hc_head_", "model.hc_head.hc_"), (r"^layers\.", "model.layers."),
-    (r"\.attn_norm\.", ".input_layernorm."), (r"\.ffn_norm\.", ".post_attention_layernorm."),
-    (r"\.hc_(attn|ffn)_", r".\1_hc."), (r"\.attn\.", ".self_attn."), (r"\.ffn\.", ".mlp."),
-    (r"\.attn_sink$", ".sinks"), (r"\.indexer\.compressor\.", ".compressor.indexer."),
-    (r"self_attn\.indexer\.", "self_attn.compressor.indexer."),
-    (r"(compressor\.(?:indexer\.)?)wkv\.", r"\1kv_proj."),
-    (r"(compressor\.(?:indexer\.)?)wgate\.", r"\1gate_proj."),
-    (r"(compressor\.(?:indexer\.)?)norm\.", r"\1kv_norm."),
-    (r"(compressor\.(?:indexer\.)?)ape$", r"\1position_bias"),
-    (r"\.wq_a\.", ".q_a_proj."), (r"\.q_norm\.", ".q_a_norm."), (r"\.wq_b\.", ".q_b_proj."),
-    (r"self_attn\.wkv\.", "self_attn.kv_proj."), (r"\.wo_(a|b)\.", r".o_\1_proj."),
-    (r"gate\.bias$", "gate.e_score_correction_bias"),
-    (r"\.w1\.", ".gate_proj."), (r"\.w2\.", ".down_proj."), (r"\.w3\.", ".up_proj."),
-]
+TRANSFORMERS = [(r"\.scale$", ".weight_scale_inv"), *transformers_names.TRANSFORMERS]
 SGLANG = [(r"^layers\.", "model.layers."), (r"gate\.tid2eid$", "topk.tid2eid")]
 CONVERTER = [(r"^layers\.", "model.layers."), (r"\.attn\.", ".self_attn."), (r"\.ffn\.", ".mlp."),
              (r"\.scale$", ".weight_scale_inv"), (r"gate\.bias$", "gate.e_score_correction_bias")]
