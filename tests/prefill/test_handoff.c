@@ -102,7 +102,7 @@ static void test_greeting_in_vain(void **state) {
     after(100);
     peer(TD_PREFILL_PEER_CLOSED);
     after(100);
-    assert_string_equal(peer(TD_PREFILL_PEER_CLOSED), ""); /* three times are enough for now */
+    assert_string_equal(peer(TD_PREFILL_PEER_CLOSED), ""); /* after three it rests */
     assert_string_equal(after(99), "");
     assert_string_equal(after(1), "CONNECT\npeer HELLO\n");
     assert_string_equal(after(100), "CLOSE\n");
