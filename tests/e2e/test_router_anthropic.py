@@ -1,14 +1,10 @@
 #!/usr/bin/env python3
-"""Anthropic's Messages API as its own client sees it: PyPI's `anthropic` against a real
-tandem-router whose workers (tests/router/fake_worker) give recorded answers.
-
-usage: test_router_anthropic.py ROUTER FAKE_WORKER MODEL_DIR [NAME...]"""
+"""Anthropic's Messages API as its own client sees it: PyPI's `anthropic` against recorded answers. See
+router_frame.py."""
 import json
 import sys
-import traceback
 
-import test_router_calls as calls
-from test_router_calls import ARGUMENTS, CALL, OTHER, T, WEATHER, base
+from router_frame import ARGUMENTS, CALL, MODEL_DIR, OTHER, WEATHER, D, Script, T, calls, main, user
 
 try:
     import anthropic
@@ -22,12 +18,14 @@ THINK = {"type": "enabled", "budget_tokens": 1024}
 
 
 class Client:
-    def __init__(self, script):
-        self.script, self.setup = script, script.setup
+    def __init__(self):
+        self.script = Script(MODEL_DIR)
+        self.setup = self.script.setup
+        self.stop, self.logs = self.setup.stop, self.setup.logs
         self.api = anthropic.Anthropic(base_url=self.setup.url, api_key="none", max_retries=0, timeout=60)
 
     def body(self, text, **more):
-        return {"model": "needle", "max_tokens": 4000, "messages": base.user(self.script.say(text)), **more}
+        return {"model": "needle", "max_tokens": 4000, "messages": user(self.script.say(text)), **more}
 
     def whole(self, text, **more):
         return self.api.messages.create(**self.body(text, **more))
@@ -56,7 +54,7 @@ def test_text(s):
 
 
 def test_calls(s):
-    text = "Let me look." + calls.calls(CALL, OTHER)
+    text = "Let me look." + calls(CALL, OTHER)
     one, (other, events) = s.whole(text, tools=TOOLS), s.streamed(text, tools=TOOLS)
     assert [b.type for b in one.content] == ["text", "tool_use", "tool_use"] and one.stop_reason == "tool_use"
     assert one.content[1].input == ARGUMENTS and one.content[2].input == {} and one.content[1].name == "get_weather"
@@ -69,25 +67,25 @@ def test_calls(s):
     assert len(single.content) == 2
     none = s.whole(text, tools=TOOLS, tool_choice={"type": "none"})
     assert [b.type for b in none.content] == ["text"] and none.stop_reason == "end_turn"
-    cut, _ = s.streamed(calls.calls(CALL), tools=TOOLS, max_tokens=len(s.script.v.tokens(calls.calls(CALL), s.script.r)) // 3)
+    cut, _ = s.streamed(calls(CALL), tools=TOOLS, max_tokens=len(s.script.v.tokens(calls(CALL), s.script.r)) // 3)
     assert cut.stop_reason == "max_tokens"
 
 
 def test_long_integers(s):
     """More than 64 bits are still a number of JSON, and its digits are the model's."""
-    made = calls.calls(f'<{calls.D}invoke name="run">\n<{calls.D}parameter name="n" string="false">'
-                       f'123456789012345678901</{calls.D}parameter>\n</{calls.D}invoke>\n')
+    made = calls(f'<{D}invoke name="run">\n<{D}parameter name="n" string="false">'
+                       f'123456789012345678901</{D}parameter>\n</{D}invoke>\n')
     assert s.whole(made, tools=TOOLS).content[0].input == {"n": 123456789012345678901}
 
 
 def test_thinking(s):
-    text = f"Hm.\n{T}\n\nSo." + calls.calls(OTHER)
+    text = f"Hm.\n{T}\n\nSo." + calls(OTHER)
     for more in ({"thinking": THINK}, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}):
         one, (other, _) = s.whole(text, tools=TOOLS, **more), s.streamed(text, tools=TOOLS, **more)
         assert [b.type for b in one.content] == ["thinking", "text", "tool_use"] and one.content[0].thinking == "Hm."
         assert blocks(one) == blocks(other)
     assert [b.type for b in s.whole("x").content] == ["text"], "thinking is off unless it is asked for"
-    plain, most = (s.api.messages.count_tokens(model="needle", messages=base.user("x"), thinking={"type": "adaptive"},
+    plain, most = (s.api.messages.count_tokens(model="needle", messages=user("x"), thinking={"type": "adaptive"},
                                                output_config={"effort": e}).input_tokens for e in ("high", "max"))
     assert most > plain + 50, "the prefix of the strongest effort is missing"
 
@@ -116,7 +114,7 @@ def test_agent_loop(s):
     messages = [{"role": "user", "content": "?"}]
     for turn in range(6):
         last = turn == 5
-        script = s.script.say(f"Thought {turn}.{T}" + ("Done." if last else calls.calls(CALL, OTHER)))
+        script = s.script.say(f"Thought {turn}.{T}" + ("Done." if last else calls(CALL, OTHER)))
         if turn == 0:
             messages[0]["content"] = [{"type": "text", "text": script, "cache_control": {"type": "ephemeral"}}]
         else:
@@ -132,7 +130,7 @@ def test_agent_loop(s):
 
 
 def test_errors(s):
-    ok = {"model": "needle", "max_tokens": 5, "messages": base.user("x")}
+    ok = {"model": "needle", "max_tokens": 5, "messages": user("x")}
     for more, name in [({"max_tokens": None}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"temperature": 1.5}, "temperature"),
                        ({"messages": []}, "messages"), ({"mcp_servers": [1]}, "mcp_servers"), ({"shade": 1}, "shade"), ({"speed": "fast"}, "speed"),
                        ({"tool_choice": {"type": "any"}, "tools": TOOLS}, "tool_choice"),
@@ -163,37 +161,16 @@ def test_errors(s):
 
 def test_failure_in_a_stream(s):
     try:
-        with s.api.messages.stream(model="needle", max_tokens=100, messages=base.user("@fail " + "one two three four " * 9)) as stream:
+        with s.api.messages.stream(model="needle", max_tokens=100, messages=user("@fail " + "one two three four " * 9)) as stream:
             for _ in stream:
                 pass
         raise AssertionError("a broken stream looked whole")
     except anthropic.APIError as e:
         assert "asked to fail" in str(e)
     status, _, text = s.setup.get("/v1/messages", "POST", {"model": "needle", "max_tokens": 100,
-                                                           "messages": base.user("@fail " + "one two three four " * 9)})
+                                                           "messages": user("@fail " + "one two three four " * 9)})
     assert status == 500 and json.loads(text)["error"]["type"] == "api_error", text
 
 
-def main():
-    print("seed", calls.SEED)
-    script = calls.Script(sys.argv[3])
-    s = Client(script)
-    failed = 0
-    for name, f in list(globals().items()):
-        if not name.startswith("test_") or not callable(f) or (sys.argv[4:] and name not in sys.argv[4:]):
-            continue
-        try:
-            f(s)
-            print(f"ok      {name}", flush=True)
-        except Exception:
-            failed += 1
-            print(f"FAILED  {name}", flush=True)
-            traceback.print_exc()
-    if failed:
-        print(s.setup.logs())
-    s.setup.stop()
-    return failed != 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(globals(), Client))

