@@ -81,14 +81,10 @@ td_status td_msg_decode(const uint8_t *bytes, size_t len, struct td_msg_arena *a
     if (f->body_case == TD_PB__FRAME__BODY__NOT_SET)
         return td_fail(err, TD_UNSUPPORTED, "a message of a type this version does not know");
 
-    struct td_msg *m = td_msg_arena_take(a, sizeof *m);
-    if (!m) return td_fail(err, TD_TOO_LONG, "a message of more than %d bytes", TD_FRAME_BYTES_MAX);
-    memset(m, 0, sizeof *m);
-    m->type = (enum td_msg_type)f->body_case;
-    TD_TRY(is_control(m->type) ? td_unpack_control(f, a, m, err) : td_unpack_data(f, m, err));
-    TD_TRY(td_msg_check(m, err));
-    *ret = *m;
-    return TD_OK;
+    memset(ret, 0, sizeof *ret);
+    ret->type = (enum td_msg_type)f->body_case;
+    TD_TRY(is_control(ret->type) ? td_unpack_control(f, a, ret, err) : td_unpack_data(f, ret, err));
+    return td_msg_check(ret, err);
 }
 
 /* ---- conversions ---- */

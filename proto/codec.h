@@ -18,6 +18,7 @@ struct td_msg_arena;
 TD_MUST_USE td_status td_msg_arena_create(struct td_msg_arena **ret);
 void td_msg_arena_destroy(struct td_msg_arena *a);
 
+/* On an error *ret holds nothing of use. */
 TD_MUST_USE td_status td_msg_decode(const uint8_t *bytes, size_t len, struct td_msg_arena *a,
                                     struct td_msg *ret, struct td_error *err);
 

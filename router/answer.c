@@ -64,6 +64,7 @@ void td_answer_finish(struct td_answer *a) {
         free_text(&a->text[i]);
     free(a->text);
     td_json_out_free(&a->echo);
+    td_json_out_free(&a->head);
     *a = (struct td_answer){0};
 }
 
@@ -87,6 +88,8 @@ void td_answer_begin(struct td_answer *a, struct td_http_conn *c, struct td_json
     if (is_messages(a)) {
         td_answer_messages_begin(a, scratch);
         (void)emit(a, c, scratch);
+    } else {
+        td_answer_head(a);
     }
     bool chat = a->params.kind == TD_API_CHAT;
     for (uint32_t i = 0; i < a->n && (chat || a->echo.n); i++) {

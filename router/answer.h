@@ -52,6 +52,7 @@ struct td_answer {
     uint32_t n, n_ended;
     uint32_t n_prompt;
     struct td_json_out echo; /* plain text of the prompt, if it shall come first */
+    struct td_json_out head; /* what every chunk of OpenAI's begins with; of a stream */
     uint32_t n_blocks;       /* answer_messages.c: opened, and what the last one is */
     uint8_t block;
 };
@@ -90,6 +91,8 @@ enum td_chunk {
     TD_CHUNK_LAST,
 };
 
+/* Writes a->head. */
+void td_answer_head(struct td_answer *a);
 /* One chunk of a choice with its text and the logprobs that wait (and then wait no more). `call`:
  * number of the call it is about. `finish` NULL: none. */
 void td_answer_chunk(struct td_answer *a, uint32_t choice, struct td_json_out *w,

@@ -239,12 +239,22 @@ static void chat_delta(struct td_json_out *w, const struct td_answer *a, uint32_
     td_json_close(w, '}');
 }
 
+void td_answer_head(struct td_answer *a) {
+    td_sse_open(&a->head);
+    head(&a->head, a, chunk_object(a));
+}
+
+static void open_chunk(struct td_json_out *w, const struct td_answer *a) {
+    td_json_out_reset(w);
+    td_json_raw(w, a->head.p, a->head.n);
+    w->failed |= a->head.failed;
+}
+
 void td_answer_chunk(struct td_answer *a, uint32_t choice, struct td_json_out *w,
                      enum td_chunk kind, uint32_t call, const char *text, size_t n,
                      const char *finish) {
     struct td_answer_text *t = &a->text[choice];
-    td_sse_open(w);
-    head(w, a, chunk_object(a));
+    open_chunk(w, a);
     td_json_open(w, '{');
     td_json_key(w, "index");
     td_json_u64(w, choice);
@@ -267,8 +277,7 @@ void td_answer_chunk(struct td_answer *a, uint32_t choice, struct td_json_out *w
 }
 
 void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w, uint32_t n_prompt) {
-    td_sse_open(w);
-    head(w, a, chunk_object(a));
+    open_chunk(w, a);
     td_json_close(w, ']');
     usage(w, a, n_prompt);
     td_json_close(w, '}');

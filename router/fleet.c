@@ -15,13 +15,14 @@ void td_fleet_init(struct td_fleet *f, const struct td_fleet_options *o) {
     assert(o->max_workers >= 1 && o->max_workers <= TD_FLEET_WORKERS_MAX);
     memset(f, 0, sizeof *f);
     f->o = *o;
+    f->stall_at_ns = UINT64_MAX;
     if (f->o.cool_ns == 0) f->o.cool_ns = SECOND_NS;
     if (f->o.cool_max_ns == 0) f->o.cool_max_ns = COOL_MAX_S * SECOND_NS;
 }
 
 static uint32_t find(const struct td_fleet *f, uint64_t epoch) {
     for (uint32_t i = 0; epoch != 0 && i < f->o.max_workers; i++)
-        if (f->worker[i].epoch == epoch) return i;
+        if (f->epoch[i] == epoch) return i;
     return UINT32_MAX;
 }
 
@@ -33,6 +34,37 @@ static struct td_fleet_worker *at(struct td_fleet *f, uint64_t epoch) {
 const struct td_fleet_worker *td_fleet_find(const struct td_fleet *f, uint64_t epoch) {
     uint32_t i = find(f, epoch);
     return i == UINT32_MAX ? NULL : &f->worker[i];
+}
+
+/* ---- engines that do not advance ---- */
+
+static uint64_t stalls_at(const struct td_fleet *f, const struct td_fleet_worker *w) {
+    bool may = w->epoch != 0 && f->o.stall_ns != 0 && !w->stalled && w->beat.busy;
+    return may ? w->moved_ns + f->o.stall_ns : UINT64_MAX;
+}
+
+/* After every change of what stalls_at() looks at. */
+static void find_next_stall(struct td_fleet *f) {
+    f->stall_at_ns = UINT64_MAX;
+    for (uint32_t i = 0; i < f->o.max_workers; i++) {
+        uint64_t at_ns = stalls_at(f, &f->worker[i]);
+        if (at_ns < f->stall_at_ns) f->stall_at_ns = at_ns;
+    }
+}
+
+uint64_t td_fleet_stall(struct td_fleet *f, uint64_t now_ns) {
+    if (f->stall_at_ns > now_ns) return 0;
+    for (uint32_t i = 0; i < f->o.max_workers; i++) {
+        if (stalls_at(f, &f->worker[i]) > now_ns) continue;
+        f->worker[i].stalled = true;
+        find_next_stall(f);
+        return f->worker[i].epoch;
+    }
+    return 0;
+}
+
+uint64_t td_fleet_stall_at(const struct td_fleet *f) {
+    return f->stall_at_ns;
 }
 
 /* ---- joining and leaving ---- */
@@ -135,6 +167,7 @@ void td_fleet_join(struct td_fleet *f, uint64_t now_ns, const struct td_msg_hell
     memcpy(w->model, h->model, sizeof w->model);
     memcpy(w->numerics, h->numerics, sizeof w->numerics);
     if (h->xfer_address_len != 0) memcpy(w->xfer_address, h->xfer_address, h->xfer_address_len);
+    f->epoch[w - f->worker] = h->epoch;
 }
 
 void td_fleet_leave(struct td_fleet *f, uint64_t epoch) {
@@ -146,6 +179,8 @@ void td_fleet_leave(struct td_fleet *f, uint64_t epoch) {
         f->way[i][k] = f->way[k][i] = (struct td_fleet_cool){0};
     }
     memset(&f->worker[i], 0, sizeof f->worker[i]);
+    f->epoch[i] = 0;
+    find_next_stall(f);
 }
 
 bool td_fleet_beat(struct td_fleet *f, uint64_t now_ns, const struct td_msg_heartbeat *b) {
@@ -159,28 +194,8 @@ bool td_fleet_beat(struct td_fleet *f, uint64_t now_ns, const struct td_msg_hear
     if (moved) w->moved_ns = now_ns;
     bool again = w->stalled && moved;
     if (again) w->stalled = false;
+    find_next_stall(f);
     return again;
-}
-
-static uint64_t stalls_at(const struct td_fleet *f, const struct td_fleet_worker *w) {
-    bool may = w->epoch != 0 && f->o.stall_ns != 0 && !w->stalled && w->beat.busy;
-    return may ? w->moved_ns + f->o.stall_ns : UINT64_MAX;
-}
-
-uint64_t td_fleet_stall(struct td_fleet *f, uint64_t now_ns) {
-    for (uint32_t i = 0; i < f->o.max_workers; i++) {
-        if (stalls_at(f, &f->worker[i]) > now_ns) continue;
-        f->worker[i].stalled = true;
-        return f->worker[i].epoch;
-    }
-    return 0;
-}
-
-uint64_t td_fleet_stall_at(const struct td_fleet *f) {
-    uint64_t first = UINT64_MAX;
-    for (uint32_t i = 0; i < f->o.max_workers; i++)
-        if (stalls_at(f, &f->worker[i]) < first) first = stalls_at(f, &f->worker[i]);
-    return first;
 }
 
 void td_fleet_ledger(struct td_fleet *f, uint64_t epoch, const struct td_msg_ledger *l) {

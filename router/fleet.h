@@ -71,6 +71,10 @@ struct td_fleet_worker {
 
 struct td_fleet {
     struct td_fleet_options o;
+    /* What every token asks for, apart from the wide entries: their epochs, and the time of
+     * td_fleet_stall_at(). */
+    uint64_t epoch[TD_FLEET_WORKERS_MAX];
+    uint64_t stall_at_ns;
     struct td_fleet_worker worker[TD_FLEET_WORKERS_MAX];
     /* the ways: [entry of prefill][entry of decode] */
     struct td_fleet_cool way[TD_FLEET_WORKERS_MAX][TD_FLEET_WORKERS_MAX];

@@ -38,6 +38,7 @@ struct td_http_conn {
     uv_shutdown_t shutdown_req;
     struct td_http_server *server;
     struct td_link link;
+    struct td_link unsent; /* in the server's list while `out` waits for the turn's end */
     enum td_http_state state;
     void *owner;
 
@@ -73,13 +74,14 @@ struct td_http_server {
     struct td_http_handler handler;
     uv_tcp_t listener;
     uv_timer_t tick;
+    uv_prepare_t turn; /* before the loop waits: what streams wrote in this turn goes out */
     uv_tcp_t spare; /* takes and closes a connection there was no memory for */
     bool spare_used, spare_wanted;
     bool listener_open, tick_open, stopping;
     size_t bodies_n; /* bytes of bodies not yet taken */
     uint16_t port;
     uint32_t n_conns;
-    struct td_link conns;
+    struct td_link conns, unsent;
     llhttp_settings_t settings;
     char read_buf[TD_HTTP_READ_BYTES];
 };

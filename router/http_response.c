@@ -45,6 +45,7 @@ static void on_written(uv_write_t *req, int status) {
 }
 
 void td_http_flush(struct td_http_conn *c) {
+    td_list_remove(&c->unsent);
     if (c->state == TD_HTTP_CLOSING || c->writing || c->out.n == 0) return;
     uv_buf_t buf = uv_buf_init(c->out.p, (unsigned)c->out.n);
     int sent = uv_try_write((uv_stream_t *)&c->tcp, &buf, 1);
@@ -135,6 +136,14 @@ void td_http_reply(struct td_http_conn *c, int status, const char *content_type,
 
 /* ---- streams ---- */
 
+/* One write for all that this turn of the loop has for the client. */
+static void send_soon(struct td_http_conn *c) {
+    if (c->out.n >= TD_HTTP_KEEP_BYTES)
+        td_http_flush(c);
+    else if (td_list_empty(&c->unsent))
+        td_list_push_back(&c->server->unsent, &c->unsent);
+}
+
 void td_http_begin(struct td_http_conn *c, int status, const char *content_type) {
     if (c->state == TD_HTTP_CLOSING) return;
     assert(!c->begun_answer && c->state == TD_HTTP_HANDLING);
@@ -143,19 +152,27 @@ void td_http_begin(struct td_http_conn *c, int status, const char *content_type)
     write_head(c, status, content_type,
                c->chunked ? "Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n"
                           : "Cache-Control: no-cache\r\n");
-    td_http_flush(c);
+    send_soon(c);
+}
+
+static void enqueue_size(struct td_http_conn *c, size_t n) {
+    char line[2 * sizeof n + 2];
+    size_t at = sizeof line;
+    line[--at] = '\n';
+    line[--at] = '\r';
+    do
+        line[--at] = "0123456789abcdef"[n & 15];
+    while (n >>= 4);
+    enqueue(c, line + at, sizeof line - at);
 }
 
 void td_http_write(struct td_http_conn *c, const char *bytes, size_t n) {
     if (c->state != TD_HTTP_HANDLING || c->head_only || n == 0) return;
     assert(c->begun_answer);
-    if (c->chunked) {
-        char size[24];
-        enqueue(c, size, (size_t)snprintf(size, sizeof size, "%zx\r\n", n));
-    }
+    if (c->chunked) enqueue_size(c, n);
     enqueue(c, bytes, n);
     if (c->chunked) enqueue(c, "\r\n", 2);
-    td_http_flush(c);
+    send_soon(c);
 }
 
 void td_http_end(struct td_http_conn *c) {

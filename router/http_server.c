@@ -27,6 +27,7 @@ static void on_conn_closed(uv_handle_t *h) {
     struct td_http_server *s = c->server;
     if (c->state == TD_HTTP_CLOSING && c->owner) s->handler.gone(s->handler.user, c);
     td_list_remove(&c->link);
+    td_list_remove(&c->unsent);
     s->n_conns--;
     free(c->head);
     td_http_body_drop(c);
@@ -222,6 +223,7 @@ static void on_connection(uv_stream_t *listener, int status) {
     c->server = s;
     c->tcp.data = c;
     td_list_push_back(&s->conns, &c->link);
+    td_list_init(&c->unsent);
     s->n_conns++;
     llhttp_init(&c->parser, HTTP_REQUEST, &s->settings);
     c->parser.data = c;
@@ -270,6 +272,13 @@ static void on_tick(uv_timer_t *t) {
     }
 }
 
+static void on_turn(uv_prepare_t *p) {
+    struct td_http_server *s = p->data;
+    TD_LIST_EACH_SAFE (&s->unsent, it, tmp) {
+        td_http_flush(TD_CONTAINER(it, struct td_http_conn, unsent));
+    }
+}
+
 static uint32_t tick_ms(const struct td_http_limits *l) {
     uint32_t least = l->idle_ms < l->read_ms ? l->idle_ms : l->read_ms;
     if (l->write_ms < least) least = l->write_ms;
@@ -289,6 +298,7 @@ td_status td_http_server_create(uv_loop_t *loop, const struct td_http_limits *li
     s->limits = *limits;
     s->handler = *handler;
     td_list_init(&s->conns);
+    td_list_init(&s->unsent);
     td_http_parse_settings(&s->settings);
     *ret = s;
     return TD_OK;
@@ -339,6 +349,9 @@ td_status td_http_server_listen(struct td_http_server *s, const char *address,
     s->tick.data = s;
     uint32_t ms = tick_ms(&s->limits);
     uv_timer_start(&s->tick, on_tick, ms, ms);
+    uv_prepare_init(s->loop, &s->turn); /* neither this nor the start of it can fail */
+    s->turn.data = s;
+    uv_prepare_start(&s->turn, on_turn);
     return TD_OK;
 }
 
@@ -365,11 +378,14 @@ uint32_t td_http_server_connections(const struct td_http_server *s) {
 void td_http_server_stop(struct td_http_server *s) {
     s->stopping = true;
     if (s->listener_open) uv_close((uv_handle_t *)&s->listener, NULL);
-    if (s->tick_open) uv_close((uv_handle_t *)&s->tick, NULL);
-    s->listener_open = s->tick_open = false;
     TD_LIST_EACH_SAFE (&s->conns, it, tmp) {
         td_http_conn_close(TD_CONTAINER(it, struct td_http_conn, link));
     }
+    if (s->tick_open) {
+        uv_close((uv_handle_t *)&s->tick, NULL);
+        uv_close((uv_handle_t *)&s->turn, NULL);
+    }
+    s->listener_open = s->tick_open = false;
 }
 
 void td_http_server_destroy(struct td_http_server *s) {

@@ -88,8 +88,8 @@ void td_http_add_header(struct td_http_conn *c, const char *name, const char *va
 /* A whole answer. To HEAD only the headers go out. */
 void td_http_reply(struct td_http_conn *c, int status, const char *content_type, const char *body,
                    size_t n);
-/* A streamed answer: head now, then writes, then the end. Writes after the client has gone are
- * dropped. */
+/* A streamed answer: head now, then writes, then the end. What is written goes out before the loop
+ * waits again, in one piece. Writes after the client has gone are dropped. */
 void td_http_begin(struct td_http_conn *c, int status, const char *content_type);
 void td_http_write(struct td_http_conn *c, const char *bytes, size_t n);
 void td_http_end(struct td_http_conn *c);

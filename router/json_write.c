@@ -40,7 +40,8 @@ void td_json_raw(struct td_json_out *w, const char *bytes, size_t n) {
 }
 
 static void put(struct td_json_out *w, char c) {
-    td_json_raw(w, &c, 1);
+    if (w->n == w->cap && !room(w, 1)) return;
+    w->p[w->n++] = c;
 }
 
 static void value(struct td_json_out *w) {
@@ -65,8 +66,10 @@ void td_json_close(struct td_json_out *w, char bracket) {
 }
 
 void td_json_key(struct td_json_out *w, const char *key) {
-    td_json_str(w, key, strlen(key));
-    put(w, ':');
+    value(w);
+    put(w, '"');
+    td_json_raw(w, key, strlen(key));
+    td_json_raw(w, "\":", 2);
     w->comma = false;
 }
 

@@ -390,7 +390,7 @@ void td_request_hold(struct td_request *r, const struct td_flow_action *a) {
 
 static void count_tokens(struct td_request *r, uint32_t choice, uint32_t n) {
     struct td_request_choice *c = &r->choice[choice];
-    c->last_ns = td_now_ns();
+    c->last_ns = r->s->now_ns;
     if (c->n_tokens == 0) c->first_ns = c->last_ns;
     if (r->n_tokens == 0) {
         r->first_ns = c->last_ns;

@@ -95,8 +95,20 @@ static void act(struct td_serve *s, const struct td_flow_action *a) {
     }
 }
 
+/* Most events leave the next deadline where it is. */
+static void set_deadline(struct td_serve *s) {
+    uint64_t at = td_flow_deadline(s->flow);
+    if (at == s->deadline_ns) return;
+    s->deadline_ns = at;
+    if (at == UINT64_MAX)
+        td_timer_stop(s->deadline);
+    else
+        td_timer_at(s->deadline, at);
+}
+
 void td_serve_step(struct td_serve *s, const struct td_flow_event *ev) {
     struct td_flow_action a;
+    s->now_ns = ev->now_ns;
     td_flow_step(s->flow, ev);
     if (s->pumping) return; /* the pump below on this stack takes the actions */
     s->pumping = true;
@@ -104,18 +116,16 @@ void td_serve_step(struct td_serve *s, const struct td_flow_event *ev) {
         act(s, &a);
     s->pumping = false;
     td_request_reap(s);
-    uint64_t at = td_flow_deadline(s->flow);
-    if (at == UINT64_MAX)
-        td_timer_stop(s->deadline);
-    else
-        td_timer_at(s->deadline, at);
+    set_deadline(s);
 }
 
 /* ---- events ---- */
 
 static void on_deadline(void *user) {
+    struct td_serve *s = user;
     struct td_flow_event ev = {.kind = TD_FLOW_TIMER, .now_ns = td_now_ns()};
-    td_serve_step(user, &ev);
+    s->deadline_ns = UINT64_MAX;
+    td_serve_step(s, &ev);
 }
 
 static td_status on_hello(void *user, const struct td_msg_hello *hello, char text[TD_TEXT_MAX]) {
@@ -210,6 +220,7 @@ td_status td_serve_start_flow(struct td_serve *s, struct td_error *err) {
                                  .peer_timeout_ms = (uint32_t)c->peer_timeout_ms};
     char address[TD_CONFIG_STRING_MAX + 16];
     TD_TRY(td_flow_create(&o, &s->flow, err));
+    s->deadline_ns = UINT64_MAX;
     if (td_timer_create(s->loop, on_deadline, s, &s->deadline) != TD_OK)
         return td_fail(err, TD_NO_MEMORY, "router: out of memory");
     snprintf(address, sizeof address, "%s/router.sock", c->run_dir);

@@ -41,6 +41,8 @@ struct td_serve {
     uint64_t stranger_ns;                /* when one was logged last */
     struct td_flow *flow; /* NULL while loading */
     struct td_timer *deadline, *tick;
+    uint64_t deadline_ns; /* what `deadline` is set to; UINT64_MAX: stopped */
+    uint64_t now_ns;      /* of the last event */
     struct td_serve_worker workers[TD_FLEET_WORKERS_MAX];
     bool pumping;
     char last_probe[TD_TEXT_MAX]; /* why the last probe failed; "" */

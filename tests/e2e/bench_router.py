@@ -4,7 +4,8 @@ nothing but the router computes.
 
   stall   the longest gap between two events of a stream whose tokens come every 20 ms, alone and while
           prompts of 4 MB are posted one after the other: what is longer than alone, the prompt cost
-  cpu     CPU time of all the router's threads per streamed token, one token per event, several streams
+  cpu     CPU time of all the router's threads per streamed token, one token per event, several streams;
+          with one token in a message of the worker's, and with 64
   start   from exec to READY=1 on the service manager's socket, each role, bundled model
 
 usage: bench_router.py BUILD [--runs N]
@@ -37,7 +38,7 @@ def free_port():
 
 
 def show(what, values, unit):
-    print(f"{what:58} {statistics.median(values):8.2f} {unit}  ({min(values):.2f} to {max(values):.2f})")
+    print(f"{what:72} {statistics.median(values):8.2f} {unit}  ({min(values):.2f} to {max(values):.2f})")
 
 
 class Router:
@@ -133,7 +134,7 @@ def bench_stall(build, runs):
     show(f"a prompt of that size, to its answer (status {answers[0][0]})", [1e3 * s for _, s in answers], "ms")
 
 
-def bench_cpu(build, runs):
+def bench_cpu(build, runs, word, what):
     def count(counts, i):
         def event(_):
             counts[i] += 1
@@ -143,7 +144,7 @@ def bench_cpu(build, runs):
         costs, rates = [], []
         for _ in range(runs):
             counts = [0] * STREAMS
-            threads = [threading.Thread(target=router.stream, args=("word " * WORDS, count(counts, i)))
+            threads = [threading.Thread(target=router.stream, args=(word + "word " * WORDS, count(counts, i)))
                        for i in range(STREAMS)]
             begun, cpu = time.monotonic(), router.cpu_ns()
             for t in threads:
@@ -152,8 +153,8 @@ def bench_cpu(build, runs):
                 t.join()
             costs.append((router.cpu_ns() - cpu) / 1e3 / sum(counts))
             rates.append(sum(counts) / (time.monotonic() - begun))
-    show(f"router CPU per streamed token, {STREAMS} streams of {counts[0]} events", costs, "us")
-    show("events per second with this client", rates, "1/s")
+    show(f"router CPU per streamed token, {STREAMS} streams of {counts[0]} events, {what}", costs, "us")
+    show("  events per second with this client", rates, "1/s")
 
 
 def start_to_ready(build, role):
@@ -183,7 +184,8 @@ def main():
     build = args.build.resolve()
     for role in ("router", "prefill", "decode"):
         show(f"start to ready: {role}", [start_to_ready(build, role) for _ in range(args.runs)], "ms")
-    bench_cpu(build, args.runs)
+    bench_cpu(build, args.runs, "", "one a ms")
+    bench_cpu(build, args.runs, "@fast ", "64 a ms")
     bench_stall(build, args.runs)
 
 

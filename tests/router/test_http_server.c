@@ -24,7 +24,7 @@
 #include "router/http_server.h"
 #include "router/sse.h"
 
-enum { FLOOD_BYTES = 64 << 10, FLOODS = 64, LATER_MS = 30, WAIT_MS = 20000 };
+enum { FLOOD_BYTES = 64 << 10, FLOODS = 64, LATER_MS = 30, BURST = 100, WAIT_MS = 20000 };
 
 struct fixture {
     pthread_t thread;
@@ -103,6 +103,11 @@ static void on_request(void *user, struct td_http_conn *c) {
         flood(c);
     } else if (strcmp(path, "/events") == 0) {
         events(c);
+        td_http_end(c);
+    } else if (strcmp(path, "/burst") == 0) {
+        td_http_begin(c, 200, "text/plain");
+        for (int i = 0; i < BURST; i++)
+            td_http_write(c, "word ", 5);
         td_http_end(c);
     } else if (strcmp(path, "/abort") == 0) {
         events(c);
@@ -429,6 +434,32 @@ static void test_streams(void **state) {
     finish(f);
 }
 
+/* What a stream writes in one turn of the loop is one segment of TCP. */
+static void test_burst(void **state) {
+    (void)state;
+    struct fixture *f = fixture();
+    start(f);
+    int fd = dial(f);
+    put_text(fd, GET("/burst") "\r\n");
+    char *text = get(fd, "\r\n0\r\n\r\n");
+    int words = 0;
+    for (const char *at = text; (at = strstr(at, "\r\n5\r\nword ")); at += 3)
+        words++;
+    assert_int_equal(words, BURST);
+    struct { /* as linux/tcp.h goes on, which uv.h's netinet/tcp.h excludes */
+        struct tcp_info head;
+        uint64_t rates[4];
+        uint32_t segs_out, segs_in, notsent, min_rtt, data_segs_in;
+    } info;
+    socklen_t len = sizeof info;
+    assert_int_equal(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len), 0);
+    assert_int_equal(len, sizeof info);
+    assert_int_equal(info.data_segs_in, 1);
+    free(text);
+    close(fd);
+    finish(f);
+}
+
 static void test_client_leaves(void **state) {
     (void)state;
     struct fixture *f = fixture();
@@ -554,6 +585,7 @@ int main(void) {
         cmocka_unit_test(test_pieces_and_order),
         cmocka_unit_test(test_long_pipeline),
         cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_burst),
         cmocka_unit_test(test_client_leaves),
         cmocka_unit_test(test_slow_reader),
         cmocka_unit_test(test_too_many_connections),
