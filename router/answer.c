@@ -28,6 +28,9 @@ td_status td_answer_init(struct td_answer *a, const struct td_api_params *p,
         .stops = p->stops,
         .n_stops = p->n_stops,
     };
+    a->form = p->kind == TD_API_MESSAGES    ? &td_answer_messages
+              : p->kind == TD_API_RESPONSES ? &td_answer_responses
+                                            : NULL;
     a->params = *p;
     a->params.n_stops = 0;
     a->chat = chat;
@@ -65,6 +68,7 @@ void td_answer_finish(struct td_answer *a) {
     free(a->text);
     td_json_out_free(&a->echo);
     td_json_out_free(&a->head);
+    td_responses_free(a->responses);
     *a = (struct td_answer){0};
 }
 
@@ -78,15 +82,11 @@ static bool emit(struct td_answer *a, struct td_http_conn *c, struct td_json_out
     return false;
 }
 
-static bool is_messages(const struct td_answer *a) {
-    return a->params.kind == TD_API_MESSAGES;
-}
-
 void td_answer_begin(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch) {
     if (!a->params.stream) return;
     td_http_begin(c, 200, TD_SSE_CONTENT_TYPE);
-    if (is_messages(a)) {
-        td_answer_messages_begin(a, scratch);
+    if (a->form) {
+        a->form->begin(a, scratch);
         (void)emit(a, c, scratch);
     } else {
         td_answer_head(a);
@@ -116,6 +116,15 @@ static void keep_call(struct td_answer_text *t, const struct td_reply_event *ev)
     if (w->failed) t->content.failed = true;
 }
 
+static void keep(struct td_answer_text *t, const struct td_reply_event *ev) {
+    if (ev->kind == TD_REPLY_REASONING)
+        td_json_raw(&t->reasoning, ev->text, ev->n);
+    else if (ev->kind == TD_REPLY_CONTENT)
+        td_json_raw(&t->content, ev->text, ev->n);
+    else
+        keep_call(t, ev);
+}
+
 /* Keeps what the last step of the output machine gave, or sends it. */
 static void give(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
                  uint32_t choice) {
@@ -130,25 +139,21 @@ static void give(struct td_answer *a, struct td_http_conn *c, struct td_json_out
     if (t->reply.failed) t->content.failed = true;
     while (td_reply_next(&t->reply, &ev)) {
         if (ev.kind == TD_REPLY_CALL_END) continue;
-        if (a->params.stream) {
-            if (is_messages(a))
-                td_answer_messages_event(a, scratch, &ev);
-            else
-                td_answer_chunk(a, choice, scratch, chunks[ev.kind], ev.call, ev.text, ev.n, NULL);
-            if (!emit(a, c, scratch)) return;
-        } else if (ev.kind == TD_REPLY_REASONING) {
-            td_json_raw(&t->reasoning, ev.text, ev.n);
-        } else if (ev.kind == TD_REPLY_CONTENT) {
-            td_json_raw(&t->content, ev.text, ev.n);
-        } else {
-            keep_call(t, &ev);
-        }
+        if (!a->params.stream || (a->form && a->form->keeps)) keep(t, &ev);
+        if (!a->params.stream) continue;
+        if (a->form)
+            a->form->event(a, scratch, &ev);
+        else
+            td_answer_chunk(a, choice, scratch, chunks[ev.kind], ev.call, ev.text, ev.n, NULL);
+        if (!emit(a, c, scratch)) return;
     }
 }
 
 static void keep_logprobs(struct td_answer *a, struct td_answer_text *t,
                           const struct td_token *token) {
     if (!a->params.sampling.logprobs) return;
+    /* Of the Responses API they belong to the message's text. */
+    if (a->responses && (td_reply_in_reasoning(&t->reply) || t->n_calls)) return;
     /* End-of-text ends the answer and is no part of it. */
     if (token->id == a->chat->eos && !a->params.sampling.ignore_eos) return;
     if (t->n_tokens == t->cap_tokens) {
@@ -201,8 +206,8 @@ static void end_all(struct td_answer *a, struct td_http_conn *c, struct td_json_
     }
     if (!a->params.stream) {
         td_json_out_reset(scratch);
-        if (is_messages(a))
-            td_answer_messages_document(a, scratch, &a->text[0]);
+        if (a->form)
+            a->form->document(a, scratch, &a->text[0]);
         else
             td_answer_document(a, scratch, n_prompt);
         td_http_reply(c, 200, "application/json", scratch->p, scratch->n);
@@ -212,7 +217,7 @@ static void end_all(struct td_answer *a, struct td_http_conn *c, struct td_json_
         td_answer_usage_chunk(a, scratch, n_prompt);
         if (!emit(a, c, scratch)) return;
     }
-    if (!is_messages(a)) td_sse_done(c);
+    if (!a->form) td_sse_done(c);
     td_http_end(c);
 }
 
@@ -228,8 +233,8 @@ void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_o
     t->n_sampled = n_tokens;
     a->n_ended++;
     if (a->params.stream) {
-        if (is_messages(a))
-            td_answer_messages_last(a, scratch, t);
+        if (a->form)
+            a->form->last(a, scratch, t);
         else
             td_answer_chunk(a, choice, scratch, TD_CHUNK_LAST, 0, "", 0, t->finish);
         if (!emit(a, c, scratch)) return;
@@ -240,17 +245,20 @@ void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_o
 void td_answer_fail(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
                     bool begun, const struct td_api_error *e) {
     if (!begun || !a->params.stream) {
-        if (is_messages(a))
+        if (a->params.kind == TD_API_MESSAGES)
             td_api_anthropic_error_reply(c, e, scratch);
         else
             td_api_error_reply(c, e, scratch);
         return;
     }
-    if (is_messages(a)) {
-        td_answer_messages_error(scratch, e);
-    } else {
+    bool clean = a->form && a->form->error(a, scratch, e);
+    if (!a->form) {
         td_sse_open(scratch);
         td_api_error_write(scratch, e);
     }
-    if (emit(a, c, scratch)) td_http_abort(c);
+    if (!emit(a, c, scratch)) return;
+    if (clean)
+        td_http_end(c);
+    else
+        td_http_abort(c);
 }

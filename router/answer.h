@@ -1,13 +1,14 @@
 /* The text side of one answer: tokens in, JSON out, as a stream of chunks or as one document, for
- * all generating endpoints: OpenAI's (answer_json.c) and Anthropic's (answer_messages.c). Knows no
- * worker and no clock. An answer has n choices; their chunks come as their tokens do, and the
- * document or the stream ends with the last of them.
+ * all generating endpoints: OpenAI's (answer_json.c and, for the Responses API, answer_responses.c)
+ * and Anthropic's (answer_messages.c). Knows no worker and no clock. An answer has n choices; their
+ * chunks come as their tokens do, and the document or the stream ends with the last of them.
  *
  * completion_tokens in the usage counts what was sampled: end of text counts, and so do the tokens
  * of a stop string that the client does not see. logprobs leave end of text out.
  *
  * Chunks are written into the server's one scratch buffer. What an answer keeps itself is bounded
- * by its own text: the whole text when it is not streamed; logprobs of the tokens whose text is
+ * by its own text: the whole text when it is not streamed, or is the Responses API's, whose streams
+ * end with the whole; logprobs of the tokens whose text is
  * still held back (as part of a stop string or of a code point) when it is. */
 #ifndef TD_ROUTER_ANSWER_H
 #define TD_ROUTER_ANSWER_H
@@ -15,6 +16,7 @@
 #include "common/text/reply.h"
 #include "proto/msg.h"
 #include "router/api_params.h"
+#include "router/api_responses.h"
 #include "router/sse.h"
 #include "router/topk_json.h"
 
@@ -40,11 +42,29 @@ struct td_answer_text {
     const char *finish;       /* its finish_reason; NULL: not ended */
 };
 
+struct td_answer;
+
+/* How an API of named events writes, one choice; each fills `w` with whole events, or with the
+ * document. */
+struct td_answer_form {
+    bool keeps; /* the text of a stream too */
+    void (*begin)(struct td_answer *a, struct td_json_out *w);
+    void (*event)(struct td_answer *a, struct td_json_out *w, const struct td_reply_event *ev);
+    void (*last)(struct td_answer *a, struct td_json_out *w, const struct td_answer_text *t);
+    void (*document)(struct td_answer *a, struct td_json_out *w, const struct td_answer_text *t);
+    /* In a stream; true: it says by itself that the stream ends, so the end may be clean. */
+    bool (*error)(struct td_answer *a, struct td_json_out *w, const struct td_api_error *e);
+};
+
+extern const struct td_answer_form td_answer_messages, td_answer_responses;
+
 struct td_answer {
-    struct td_api_params params; /* its stops are not valid any more */
-    const struct td_chat *chat;  /* borrowed */
-    const char *model;           /* borrowed */
-    char id[40];                 /* "chatcmpl-...", "cmpl-..." or "msg_..." */
+    const struct td_answer_form *form; /* NULL: OpenAI's chat and completions */
+    struct td_responses *responses;    /* owned; of the Responses API */
+    struct td_api_params params;       /* its stops are not valid any more */
+    const struct td_chat *chat;        /* borrowed */
+    const char *model;                 /* borrowed */
+    char id[40];                       /* "chatcmpl-...", "cmpl-...", "msg_..." or "resp_..." */
     int64_t created;
     bool broken;                 /* no memory: the stream was cut, the connection let go */
     uint64_t n_sent;             /* chunks */
@@ -53,7 +73,7 @@ struct td_answer {
     uint32_t n_prompt;
     struct td_json_out echo; /* plain text of the prompt, if it shall come first */
     struct td_json_out head; /* what every chunk of OpenAI's begins with; of a stream */
-    uint32_t n_blocks;       /* answer_messages.c: opened, and what the last one is */
+    uint32_t n_blocks;       /* of a form: opened, and what the last one is */
     uint8_t block;
 };
 
@@ -101,15 +121,8 @@ void td_answer_chunk(struct td_answer *a, uint32_t choice, struct td_json_out *w
 void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w, uint32_t n_prompt);
 void td_answer_document(struct td_answer *a, struct td_json_out *w, uint32_t n_prompt);
 
-/* ---- answer_messages.c, for answer.c; each fills `w` with whole events or the document ---- */
-
-void td_answer_messages_begin(struct td_answer *a, struct td_json_out *w);
-void td_answer_messages_event(struct td_answer *a, struct td_json_out *w,
-                              const struct td_reply_event *ev);
-void td_answer_messages_last(struct td_answer *a, struct td_json_out *w,
-                             const struct td_answer_text *t);
-void td_answer_messages_document(const struct td_answer *a, struct td_json_out *w,
-                                 const struct td_answer_text *t);
-void td_answer_messages_error(struct td_json_out *w, const struct td_api_error *e);
+/* The array of logprobs of tokens `from`.. of a choice, as the chat API writes it. */
+void td_answer_logprobs(struct td_json_out *w, const struct td_answer *a,
+                        const struct td_answer_text *t, uint32_t from);
 
 #endif

@@ -29,12 +29,10 @@ static void chat_entry(struct td_json_out *w, const struct td_answer *a, int32_t
     token_bytes(w, a, id);
 }
 
-static void chat_logprobs(struct td_json_out *w, const struct td_answer *a,
-                          const struct td_answer_text *t) {
-    td_json_open(w, '{');
-    td_json_key(w, "content");
+void td_answer_logprobs(struct td_json_out *w, const struct td_answer *a,
+                        const struct td_answer_text *t, uint32_t from) {
     td_json_open(w, '[');
-    for (uint32_t i = 0; i < t->n_tokens; i++) {
+    for (uint32_t i = from; i < t->n_tokens; i++) {
         const struct td_token *token = &t->tokens[i];
         td_json_open(w, '{');
         chat_entry(w, a, token->id, token->logprob);
@@ -49,6 +47,13 @@ static void chat_logprobs(struct td_json_out *w, const struct td_answer *a,
         td_json_close(w, '}');
     }
     td_json_close(w, ']');
+}
+
+static void chat_logprobs(struct td_json_out *w, const struct td_answer *a,
+                          const struct td_answer_text *t) {
+    td_json_open(w, '{');
+    td_json_key(w, "content");
+    td_answer_logprobs(w, a, t, 0);
     td_json_key(w, "refusal");
     td_json_null(w);
     td_json_close(w, '}');

@@ -70,7 +70,7 @@ static void message_head(struct td_json_out *w, const struct td_answer *a) {
 
 /* ---- the stream ---- */
 
-void td_answer_messages_begin(struct td_answer *a, struct td_json_out *w) {
+static void messages_begin(struct td_answer *a, struct td_json_out *w) {
     td_json_out_reset(w);
     event(w, "message_start");
     td_json_key(w, "message");
@@ -127,8 +127,8 @@ static void open_block(struct td_answer *a, struct td_json_out *w, uint8_t kind,
     td_json_close(w, '}');
 }
 
-void td_answer_messages_event(struct td_answer *a, struct td_json_out *w,
-                              const struct td_reply_event *ev) {
+static void messages_event(struct td_answer *a, struct td_json_out *w,
+                           const struct td_reply_event *ev) {
     static const struct {
         uint8_t block;
         const char *type, *key;
@@ -152,8 +152,8 @@ void td_answer_messages_event(struct td_answer *a, struct td_json_out *w,
     td_json_close(w, '}');
 }
 
-void td_answer_messages_last(struct td_answer *a, struct td_json_out *w,
-                             const struct td_answer_text *t) {
+static void messages_last(struct td_answer *a, struct td_json_out *w,
+                          const struct td_answer_text *t) {
     td_json_out_reset(w);
     close_block(a, w);
     event(w, "message_delta");
@@ -167,10 +167,13 @@ void td_answer_messages_last(struct td_answer *a, struct td_json_out *w,
     td_json_close(w, '}');
 }
 
-void td_answer_messages_error(struct td_json_out *w, const struct td_api_error *e) {
+static bool messages_error(struct td_answer *a, struct td_json_out *w,
+                           const struct td_api_error *e) {
+    (void)a;
     td_json_out_reset(w);
     td_json_raw(w, "event: error\ndata: ", 19);
     td_api_anthropic_error(w, e);
+    return false;
 }
 
 /* ---- the whole ---- */
@@ -208,8 +211,8 @@ static void tool_block(struct td_json_out *w, const struct td_answer *a,
     td_json_close(w, '}');
 }
 
-void td_answer_messages_document(const struct td_answer *a, struct td_json_out *w,
-                                 const struct td_answer_text *t) {
+static void messages_document(struct td_answer *a, struct td_json_out *w,
+                              const struct td_answer_text *t) {
     td_json_out_reset(w);
     td_json_open(w, '{');
     message_head(w, a);
@@ -224,3 +227,9 @@ void td_answer_messages_document(const struct td_answer *a, struct td_json_out *
     usage(w, a->n_prompt, t->n_sampled);
     td_json_close(w, '}');
 }
+
+const struct td_answer_form td_answer_messages = {.begin = messages_begin,
+                                                  .event = messages_event,
+                                                  .last = messages_last,
+                                                  .document = messages_document,
+                                                  .error = messages_error};

@@ -33,6 +33,13 @@ void td_api_metrics(struct td_serve *s, struct td_http_conn *c) {
                                   .in_flight = s->n_requests,
                                   .connections = td_http_server_connections(s->http),
                                   .workers = workers};
+    if (s->responses) {
+        struct td_response_store_counts kept;
+        td_response_store_counts(s->responses, &kept);
+        g.responses_kept = kept.kept;
+        g.responses_bytes = kept.bytes;
+        g.responses_evicted = kept.evicted;
+    }
     if (s->flow) {
         struct td_flow_counts counts;
         td_flow_counts(s->flow, &counts);

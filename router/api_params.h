@@ -7,8 +7,9 @@
 #include "common/text/stops.h"
 #include "router/json_request.h"
 
-/* MESSAGES: Anthropic's; its requests are read as the CHAT they mean (api_anthropic.h). */
-enum td_api_kind { TD_API_CHAT, TD_API_COMPLETIONS, TD_API_MESSAGES };
+/* MESSAGES is Anthropic's, RESPONSES OpenAI's newer one; their requests are read as the CHAT they
+ * mean (api_anthropic.h, api_responses.h). */
+enum td_api_kind { TD_API_CHAT, TD_API_COMPLETIONS, TD_API_MESSAGES, TD_API_RESPONSES };
 
 /* Of the server; read-only while it runs, so that jobs in other threads may look. */
 struct td_api_defaults {

@@ -46,6 +46,7 @@ struct td_http_conn {
     llhttp_t parser;
     char *head; /* [limits.head_bytes + terminators] */
     size_t head_n, raw_head_n;
+    const char *query; /* of the url, cut off it when the request is handed over */
     struct td_http_span url, field[TD_HTTP_FIELDS_MAX], value[TD_HTTP_FIELDS_MAX];
     uint32_t n_fields;
     struct td_http_bytes body;

@@ -164,6 +164,7 @@ void td_http_body_drop(struct td_http_conn *c) {
 void td_http_parse_reset(struct td_http_conn *c) {
     c->head_n = c->raw_head_n = 0;
     c->url = (struct td_http_span){0};
+    c->query = NULL;
     memset(c->field, 0,
            c->n_fields < TD_HTTP_FIELDS_MAX ? (c->n_fields + 1) * sizeof c->field[0]
                                             : sizeof c->field);
@@ -216,6 +217,10 @@ const char *td_http_method(const struct td_http_conn *c) {
 const char *td_http_path(const struct td_http_conn *c) {
     /* The query is cut off in place when the handler takes over; see conn_handle. */
     return c->url.n ? c->head + c->url.at : "";
+}
+
+const char *td_http_query(const struct td_http_conn *c) {
+    return c->query ? c->query : "";
 }
 
 const char *td_http_header(const struct td_http_conn *c, const char *name) {

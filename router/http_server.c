@@ -104,7 +104,8 @@ static void conn_handle(struct td_http_conn *c) {
     c->read_deadline = 0;
     if (c->url.n) {
         char *query = strchr(c->head + c->url.at, '?');
-        if (query) *query = 0;
+        if (query) *query++ = 0;
+        c->query = query;
     }
     s->handler.request(s->handler.user, c);
 }

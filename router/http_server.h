@@ -70,6 +70,8 @@ void td_http_server_destroy(struct td_http_server *s);
 
 const char *td_http_method(const struct td_http_conn *c); /* "GET", "HEAD", ... */
 const char *td_http_path(const struct td_http_conn *c);   /* without the query, not decoded */
+/* Behind the first '?', not decoded; "" when there is none. */
+const char *td_http_query(const struct td_http_conn *c);
 /* Value of the first header of that (lower-case) name, NULL if absent; terminated. */
 const char *td_http_header(const struct td_http_conn *c, const char *name);
 /* Does the connection come from this host? A proxy here makes that true for everybody behind it. */

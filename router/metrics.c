@@ -133,6 +133,11 @@ void td_metrics_write(struct td_json_out *w, const struct td_metrics *m,
     single(w, "tandem_requests_in_flight", "gauge", g->in_flight, "Requests being answered.");
     single(w, "tandem_requests_queued", "gauge", g->queued, "Of these, waiting for workers.");
     single(w, "tandem_http_connections", "gauge", g->connections, "Open client connections.");
+    single(w, "tandem_responses_kept", "gauge", g->responses_kept,
+           "Responses that can be continued by their id.");
+    single(w, "tandem_responses_bytes", "gauge", g->responses_bytes, "Memory they take.");
+    single(w, "tandem_responses_evicted_total", "counter", g->responses_evicted,
+           "Responses that made room for newer ones.");
     single(w, "tandem_worker_losses_total", "counter", m->worker_losses, "Workers lost.");
     per_worker(w, g, "tandem_worker_up", "gauge", "Workers connected.", get_up);
 #define X(field, name, type, help) per_worker(w, g, name, type, help, get_##field);

@@ -52,6 +52,7 @@ struct td_metrics_worker {
 struct td_metrics_gauges {
     bool ready;
     uint64_t in_flight, queued, connections;
+    uint64_t responses_kept, responses_bytes, responses_evicted;
     const struct td_metrics_worker *workers; /* [n_workers] */
     size_t n_workers;
 };

@@ -92,6 +92,7 @@ static void set_out_of_memory(struct td_api_error *e) {
     e->retry_after_s = 1;
 }
 
+/* `root` is a chat request, or completions'. */
 static td_status prepare_root(struct td_request *r, const json_t *root) {
     struct td_api_params p;
     struct td_error err;
@@ -115,17 +116,32 @@ static td_status prepare_root(struct td_request *r, const json_t *root) {
     return st;
 }
 
-/* Only the request itself and what the loading job left are touched: both stay until `prepared`,
- * whatever becomes of the client. */
+/* Requests of the other APIs become the chat requests that they mean. */
+static td_status prepare_as_chat(struct td_request *r, const json_t *root) {
+    struct td_answer *a = &r->answer;
+    json_t *chat = NULL;
+    bool responses = r->kind == TD_API_RESPONSES;
+    td_status st = responses ? td_api_responses_read(root, r->s->responses, a->id, &chat,
+                                                     &a->responses, &r->error)
+                             : td_api_anthropic_read(root, false, &chat, &r->error);
+    if (st != TD_OK) return st;
+    st = prepare_root(r, chat);
+    if (st != TD_OK && responses) td_api_responses_rename(&r->error);
+    if (st == TD_OK && responses)
+        st = td_api_responses_echo(a->responses, root, &a->params, &r->error);
+    json_decref(chat);
+    return st;
+}
+
+/* Only the request itself, the store of responses and what the loading job left are touched: all
+ * stay until `prepared`, whatever becomes of the client. */
 static void prepare(uv_work_t *work) {
     struct td_request *r = work->data;
-    json_t *root = NULL, *chat = NULL;
+    json_t *root = NULL;
+    bool chat = r->kind == TD_API_CHAT || r->kind == TD_API_COMPLETIONS;
     td_status st = td_request_parse(r->body, r->body_n, &root, &r->error);
-    if (st == TD_OK && r->kind == TD_API_MESSAGES)
-        st = td_api_anthropic_read(root, false, &chat, &r->error);
-    if (st == TD_OK) st = prepare_root(r, chat ? chat : root);
+    if (st == TD_OK) st = chat ? prepare_root(r, root) : prepare_as_chat(r, root);
     if (st != TD_OK && r->error.status == 0) set_out_of_memory(&r->error);
-    json_decref(chat);
     json_decref(root);
     free(r->body);
     r->body = NULL;
@@ -140,7 +156,9 @@ static td_status check_length(struct td_request *r) {
     uint64_t n = r->prompt.n;
     uint64_t limit = td_fleet_limit(td_flow_fleet(s->flow), s->config->router_colocate);
     if (s->config->max_context && s->config->max_context < limit) limit = s->config->max_context;
-    const char *param = r->kind == TD_API_COMPLETIONS ? "prompt" : "messages";
+    const char *param = r->kind == TD_API_COMPLETIONS ? "prompt"
+                        : r->kind == TD_API_RESPONSES ? "input"
+                                                      : "messages";
     if (n + 1 > limit)
         return td_api_refuse(&r->error, 400, "context_length_exceeded", param,
                              "the prompt is %llu tokens long; the limit is %llu tokens, prompt and "
@@ -313,6 +331,21 @@ static void refuse_early(struct td_serve *s, struct td_http_conn *c, enum td_api
     reply_error(s, c, kind, &e);
 }
 
+/* Who knows the id of a kept response may read it: it cannot be guessed. Others only tell answers
+ * apart. */
+static void name_answer(struct td_request *r) {
+    static const char *const prefix[] = {[TD_API_CHAT] = "chatcmpl-",
+                                         [TD_API_COMPLETIONS] = "cmpl-",
+                                         [TD_API_MESSAGES] = "msg_",
+                                         [TD_API_RESPONSES] = "resp_"};
+    uint64_t n[2] = {r->s->epoch & 0xffffffff, r->id};
+    bool secret = r->kind == TD_API_RESPONSES;
+    if (secret && getrandom(n, sizeof n, 0) != sizeof n)
+        (void)td_api_refuse(&r->error, 500, NULL, NULL, "no random numbers from the system");
+    snprintf(r->answer.id, sizeof r->answer.id, "%s%0*llx%0*llx", prefix[r->kind], secret ? 16 : 8,
+             (unsigned long long)n[0], secret ? 16 : 8, (unsigned long long)n[1]);
+}
+
 void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
                       const char *request_id) {
     if (s->phase != TD_SERVE_RUNNING) {
@@ -326,8 +359,6 @@ void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_ki
         refuse_early(s, c, kind, 429, "overloaded", text);
         return;
     }
-    static const char *const id_prefix[] = {
-        [TD_API_CHAT] = "chatcmpl-", [TD_API_COMPLETIONS] = "cmpl-", [TD_API_MESSAGES] = "msg_"};
     struct td_request *r = calloc(1, sizeof *r);
     if (!r) {
         refuse_early(s, c, kind, 503, NULL, "out of memory");
@@ -341,8 +372,7 @@ void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_ki
     s->next_request += TD_CHOICES_MAX; /* how many it wants is in the body */
     r->arrived_ns = td_now_ns();
     snprintf(r->request_id, sizeof r->request_id, "%s", request_id);
-    snprintf(r->answer.id, sizeof r->answer.id, "%s%08llx%08llx", id_prefix[kind],
-             (unsigned long long)(s->epoch & 0xffffffff), (unsigned long long)r->id);
+    name_answer(r);
     r->answer.created = td_wall_s();
     r->body = td_http_take_body(c, &r->body_n);
     r->work.data = r;

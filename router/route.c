@@ -19,26 +19,32 @@ static void models(struct td_serve *s, struct td_http_conn *c) {
 }
 
 struct route {
-    const char *path;
-    bool post;
+    const char *path; /* one that ends with a slash is the beginning of more */
+    const char *methods;
     enum td_api_kind kind;
-    void (*answer)(struct td_serve *s, struct td_http_conn *c); /* NULL: it generates, as `kind` */
+    void (*answer)(struct td_serve *s, struct td_http_conn *c);
+    void (*answer_rest)(struct td_serve *s, struct td_http_conn *c, const char *rest);
+    /* neither: it generates, as `kind` */
 };
 
+#define GET "GET, HEAD"
 static const struct route routes[] = {
-    {"/v1/chat/completions", true, TD_API_CHAT, NULL},
-    {"/v1/completions", true, TD_API_COMPLETIONS, NULL},
-    {"/v1/models", false, 0, models},
-    {"/v1/messages", true, TD_API_MESSAGES, NULL},
-    {"/v1/messages/count_tokens", true, 0, td_api_count_tokens},
-    {"/tokenize", true, 0, td_api_tokenize},
-    {"/detokenize", true, 0, td_api_detokenize},
-    {"/v1/cluster", false, 0, td_api_cluster},
-    {"/v1/cluster/drain", true, 0, td_api_drain},
-    {"/v1/cluster/resume", true, 0, td_api_resume},
-    {"/health", false, 0, td_api_health},
-    {"/ready", false, 0, td_api_ready},
-    {"/metrics", false, 0, td_api_metrics},
+    {"/v1/chat/completions", "POST", TD_API_CHAT, NULL, NULL},
+    {"/v1/completions", "POST", TD_API_COMPLETIONS, NULL, NULL},
+    {"/v1/responses", "POST", TD_API_RESPONSES, NULL, NULL},
+    {"/v1/responses/", GET ", DELETE", 0, NULL, td_api_stored},
+    {"/v1/models", GET, 0, models, NULL},
+    {"/v1/models/", GET, 0, NULL, td_api_models},
+    {"/v1/messages", "POST", TD_API_MESSAGES, NULL, NULL},
+    {"/v1/messages/count_tokens", "POST", 0, td_api_count_tokens, NULL},
+    {"/tokenize", "POST", 0, td_api_tokenize, NULL},
+    {"/detokenize", "POST", 0, td_api_detokenize, NULL},
+    {"/v1/cluster", GET, 0, td_api_cluster, NULL},
+    {"/v1/cluster/drain", "POST", 0, td_api_drain, NULL},
+    {"/v1/cluster/resume", "POST", 0, td_api_resume, NULL},
+    {"/health", GET, 0, td_api_health, NULL},
+    {"/ready", GET, 0, td_api_ready, NULL},
+    {"/metrics", GET, 0, td_api_metrics, NULL},
 };
 
 /* The client's own id when it is a plain one, else ours; it goes out with the answer. */
@@ -71,31 +77,36 @@ static void not_allowed(struct td_serve *s, struct td_http_conn *c, const char *
            td_http_path(c));
 }
 
+/* Of a list "A, B". */
+static bool allowed(const char *methods, const char *method) {
+    size_t n = strlen(method);
+    for (const char *at = methods; (at = strstr(at, method)); at += n)
+        if ((at == methods || at[-1] == ' ') && (at[n] == 0 || at[n] == ',')) return true;
+    return false;
+}
+
 void td_route(void *serve, struct td_http_conn *c) {
     struct td_serve *s = serve;
     char id[TD_REQUEST_ID_MAX];
-    const char *path = td_http_path(c), *method = td_http_method(c);
-    bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
-    static const char model_prefix[] = "/v1/models/";
+    const char *path = td_http_path(c);
     request_id(s, c, id);
     for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
-        if (strcmp(routes[i].path, path) != 0) continue;
-        if (!(routes[i].post ? strcmp(method, "POST") == 0 : get))
-            not_allowed(s, c, routes[i].post ? "POST" : "GET, HEAD");
-        else if (routes[i].answer)
-            routes[i].answer(s, c);
+        const struct route *r = &routes[i];
+        size_t n = strlen(r->path);
+        bool begins = r->answer_rest && path[0] && strncmp(path, r->path, n) == 0 && path[n];
+        if (!begins && strcmp(path, r->path) != 0) continue;
+        if (!begins && r->answer_rest) break; /* nothing behind the slash */
+        if (!allowed(r->methods, td_http_method(c)))
+            not_allowed(s, c, r->methods);
+        else if (r->answer_rest)
+            r->answer_rest(s, c, path + n);
+        else if (r->answer)
+            r->answer(s, c);
         else
-            td_request_start(s, c, routes[i].kind, id);
+            td_request_start(s, c, r->kind, id);
         return;
     }
-    if (strncmp(path, model_prefix, sizeof model_prefix - 1) == 0) {
-        if (get)
-            td_api_models(s, c, path + sizeof model_prefix - 1);
-        else
-            not_allowed(s, c, "GET, HEAD");
-        return;
-    }
-    refuse(s, c, 404, "not_found", "no such endpoint: ", method, path);
+    refuse(s, c, 404, "not_found", "no such endpoint: ", td_http_method(c), path);
 }
 
 void td_route_refused(void *serve, struct td_http_conn *c, int status, const char *sentence) {

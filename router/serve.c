@@ -190,6 +190,10 @@ static td_status start(struct td_serve *s, struct td_error *err) {
     if (getrandom(&s->epoch, sizeof s->epoch, 0) != sizeof s->epoch || s->epoch == 0)
         return td_fail(err, TD_IO, "no random numbers from the system");
     TD_TRY(load_key(s, err));
+    if (s->config->router_store_bytes)
+        TD_TRY(td_response_store_create(s->config->router_store_bytes,
+                                        (uint32_t)s->config->router_store_count, &s->responses,
+                                        err));
     td_http_limits_defaults(&limits);
     limits.body_bytes = s->config->router_max_body;
     limits.connections = connections_max(s->config);
@@ -259,6 +263,7 @@ td_status td_serve_result(const struct td_serve *s, struct td_error *err) {
 void td_serve_destroy(struct td_serve *s) {
     if (!s) return;
     td_request_reap(s);
+    td_response_store_destroy(s->responses);
     td_http_server_destroy(s->http);
     td_flow_destroy(s->flow);
     for (int i = 0; i < TD_FLEET_WORKERS_MAX; i++)

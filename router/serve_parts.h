@@ -39,7 +39,7 @@ struct td_serve {
     struct td_link_server *remote_links; /* over TCP; NULL without router.control */
     struct td_cluster_key *key;          /* for them */
     uint64_t stranger_ns;                /* when one was logged last */
-    struct td_flow *flow; /* NULL while loading */
+    struct td_flow *flow;                /* NULL while loading */
     struct td_timer *deadline, *tick;
     uint64_t deadline_ns; /* what `deadline` is set to; UINT64_MAX: stopped */
     uint64_t now_ns;      /* of the last event */
@@ -62,6 +62,7 @@ struct td_serve {
     uint32_t n_requests, n_text_jobs;
     uint32_t n_topk; /* running requests with return_indexer_topk */
     uint64_t next_request;
+    struct td_response_store *responses; /* NULL: none are kept */
     struct td_metrics metrics;
     struct td_notify notify;    /* the service manager */
     struct td_json_out scratch; /* every answer is written here before it is sent */
@@ -138,6 +139,9 @@ const char *td_serve_not_ready(const struct td_serve *s);
 void td_route(void *serve, struct td_http_conn *c);
 void td_route_refused(void *serve, struct td_http_conn *c, int status, const char *sentence);
 void td_api_models(struct td_serve *s, struct td_http_conn *c, const char *name);
+/* GET and DELETE /v1/responses/ID, and GET of its input_items; `rest` is behind the last slash of
+ * the path's beginning. */
+void td_api_stored(struct td_serve *s, struct td_http_conn *c, const char *rest);
 void td_api_health(struct td_serve *s, struct td_http_conn *c);
 void td_api_ready(struct td_serve *s, struct td_http_conn *c);
 void td_api_metrics(struct td_serve *s, struct td_http_conn *c);
