@@ -22,7 +22,8 @@ enum td_decode_event_kind {
     TD_DECODE_PEER_LOST,    /* the link failed or was closed: nothing more comes from it, but its
                              * process may still write into its landing slabs */
     TD_DECODE_PEER_EXITED,  /* the process of a link is proven dead (pidfd): its writes are over */
-    TD_DECODE_PEER_QUIET,   /* tcp lane: the link of a lost peer is closed here, so nothing of it writes */
+    TD_DECODE_PEER_QUIET,   /* tcp lane: the link of a lost peer is closed here, so nothing of it
+                               writes */
     TD_DECODE_TIMER,        /* td_decode_deadline() has come; spare ones are harmless */
 };
 
@@ -30,8 +31,8 @@ struct td_decode_event {
     enum td_decode_event_kind kind;
     uint64_t now_ns;
     union {
-        /* MESSAGE. Of an ADMIT with ids the shell passes a copy of them that lives until FREE_IDS
-         * names it; exactly once per such ADMIT, also when it is refused or a double. */
+        /* MESSAGE. Of an ADMIT with ids or a guide the shell passes copies of them that live until
+         * FREE_IDS and FREE_GUIDE name them; exactly once, also when it is refused or a double. */
         const struct td_msg *msg;
         struct {
             td_status status;              /* not OK: the whole step failed, */
@@ -67,17 +68,21 @@ struct td_decode_sample {
     const struct td_sampling *sampling;
     uint32_t position; /* absolute, of the sampled token */
     uint32_t row;      /* whose logits: number of the run among those that want them; ascending */
+    uint32_t slot;     /* the sequence's, */
+    uint64_t owner;    /* and a number that no other one ever has */
+    int32_t fed;       /* the token of the answer that the run feeds; -1: it feeds the prompt */
 };
 
 enum td_decode_action_kind {
-    TD_DECODE_SEND,      /* msg to the router; dropped when there is no link */
-    TD_DECODE_STEP,      /* run the engine and sample; one at a time; answer STEP_DONE */
-    TD_DECODE_SEND_PEER, /* msg on peer.link. In a PEER_WELCOME with status OK the shell fills in
-                          * slab_address (of landing slabs peer.first_slab ...), rkey */
-    TD_DECODE_CLOSE,     /* close peer.link; answer PEER_LOST (spare ones are harmless) */
-    TD_DECODE_UNPACK,    /* verify and copy blocks of a landing slab; answer UNPACKED */
-    TD_DECODE_COPY,      /* KV state for another choice; done before any later action */
-    TD_DECODE_FREE_IDS,  /* the ids of one ADMIT are not needed any more */
+    TD_DECODE_SEND,       /* msg to the router; dropped when there is no link */
+    TD_DECODE_STEP,       /* run the engine and sample; one at a time; answer STEP_DONE */
+    TD_DECODE_SEND_PEER,  /* msg on peer.link. In a PEER_WELCOME with status OK the shell fills in
+                           * slab_address (of landing slabs peer.first_slab ...), rkey */
+    TD_DECODE_CLOSE,      /* close peer.link; answer PEER_LOST (spare ones are harmless) */
+    TD_DECODE_UNPACK,     /* verify and copy blocks of a landing slab; answer UNPACKED */
+    TD_DECODE_COPY,       /* KV state for another choice; done before any later action */
+    TD_DECODE_FREE_IDS,   /* the ids of one ADMIT are not needed any more */
+    TD_DECODE_FREE_GUIDE, /* the same of its guide */
 };
 
 struct td_decode_action {
@@ -113,6 +118,7 @@ struct td_decode_action {
             uint32_t from_page, to_page;
         } copy;
         const int32_t *ids; /* FREE_IDS */
+        const struct td_guide *guide;
     };
 };
 

@@ -11,9 +11,9 @@
 #define MS_NS 1000000ull
 enum { RETRY_MS_MIN = 50, RETRY_MS_MAX = 10000, RETRY_MS_UNKNOWN = 1000 };
 
-/* Of one step: FAILED, TOKENS, FINISHED, RELEASED, FREE_IDS, ABORT, COPY; per landing slab: CREDIT,
- * ABORT, UNPACK; per peer: WELCOME, CLOSE, BEAT, VERDICT. */
-enum { ACTIONS_PER_SEQ = 9, ACTIONS_PER_PEER = 6, ACTIONS_PER_SLAB = 4 };
+/* Of one step: FAILED, TOKENS, FINISHED, RELEASED, FREE_IDS, FREE_GUIDE, ABORT, COPY; per landing
+ * slab: CREDIT, ABORT, UNPACK; per peer: WELCOME, CLOSE, BEAT, VERDICT. */
+enum { ACTIONS_PER_SEQ = 10, ACTIONS_PER_PEER = 6, ACTIONS_PER_SLAB = 4 };
 
 td_status td_decode_create(const struct td_decode_options *o, struct td_decode **ret,
                            struct td_error *err) {
@@ -84,6 +84,16 @@ static void free_ids(struct td_decode *d, const int32_t *ids) {
     a->ids = ids;
 }
 
+/* Its choices hold it together. */
+static void free_guide(struct td_decode *d, const struct td_guide *guide) {
+    for (uint32_t i = 0; i < d->o.slots; i++)
+        if (d->seq[i].state != FREE && d->seq[i].sampling.guide == guide) return;
+    if (guide == NULL) return;
+    struct td_decode_action *a = td_fifo_push(&d->actions);
+    a->kind = TD_DECODE_FREE_GUIDE;
+    a->guide = guide;
+}
+
 /* ---- the one way out ---- */
 
 static void release(struct td_decode *d, struct seq *s) {
@@ -95,6 +105,7 @@ static void release(struct td_decode *d, struct seq *s) {
     td_ledger_release(&d->slots, s->owner);
     free_ids(d, s->ids);
     s->state = FREE;
+    free_guide(d, s->sampling.guide);
     if (!s->orphan && td_seq_find(d, s->key) == NULL) { /* the request's last choice */
         struct td_msg_released *m = &td_decode_say(d, TD_MSG_RELEASED)->released;
         uint64_t ready = s->computed_ns != 0 ? s->computed_ns : d->now_ns;
@@ -162,6 +173,7 @@ static uint32_t retry_ms(const struct td_decode *d) {
 static void on_admit(struct td_decode *d, const struct td_msg_admit *m) {
     if (td_seq_find(d, m->key) != NULL) { /* a double */
         free_ids(d, m->ids);
+        free_guide(d, m->sampling.guide);
         return;
     }
     struct td_error err = {.text = ""};
@@ -174,6 +186,7 @@ static void on_admit(struct td_decode *d, const struct td_msg_admit *m) {
         snprintf(r->text, sizeof r->text, "%s", err.text);
         r->retry_ms = st == TD_BUSY ? retry_ms(d) : 0;
         free_ids(d, m->ids);
+        free_guide(d, m->sampling.guide);
         return;
     }
     struct seq *s = td_decode_reserve(d, m, &plan);

@@ -55,9 +55,11 @@ static void grow(struct td_decode *d, struct seq *s) {
 /* ---- building ---- */
 
 /* The token sampled from position p's logits stands at p + 1. */
-static void sample(struct td_decode *d, struct seq *s, uint32_t row, uint32_t position) {
+static void sample(struct td_decode *d, struct seq *s, uint32_t row, uint32_t position,
+                   int32_t fed) {
     d->sample_seq[d->n_samples] = (uint32_t)(s - d->seq);
-    d->samples[d->n_samples++] = (struct td_decode_sample){&s->sampling, position, row};
+    d->samples[d->n_samples++] =
+        (struct td_decode_sample){&s->sampling, position, row, s->slot, s->owner, fed};
 }
 
 static void add(struct td_decode *d, struct seq *s, uint32_t n, const int32_t *ids, bool logits) {
@@ -78,7 +80,7 @@ static void add(struct td_decode *d, struct seq *s, uint32_t n, const int32_t *i
 static void sample_choices(struct td_decode *d, struct seq *lead, uint32_t row) {
     for (struct seq *s = NULL; (s = td_seq_next_choice(d, lead->key, s)) != NULL;) {
         if (s == lead ? lead->dropped : s->state != JOINING) continue;
-        sample(d, s, row, lead->n_prompt);
+        sample(d, s, row, lead->n_prompt, -1);
         if (s != lead) s->step_n = 1;
     }
 }
@@ -106,7 +108,7 @@ void td_decode_run(struct td_decode *d) {
     d->n_runs = d->n_samples = 0;
     for (uint32_t i = 0; i < d->o.slots; i++)
         if (d->seq[i].state == RUNNING && has_page(&d->seq[i])) {
-            sample(d, &d->seq[i], d->n_runs, d->seq[i].pos + 1);
+            sample(d, &d->seq[i], d->n_runs, d->seq[i].pos + 1, d->seq[i].last);
             add(d, &d->seq[i], 1, &d->seq[i].last, true);
         }
     add_chunk(d, d->o.max_tokens - d->n_runs);

@@ -50,10 +50,11 @@ static void start_step(struct td_decode_worker *w, const struct td_decode_action
     j->runs = a->step.runs;
     j->n_runs = a->step.n_runs;
     j->n_samples = a->step.n_samples;
-    for (uint32_t i = 0; i < j->n_samples; i++)
-        j->samples[i] = (struct td_worker_sample){.sampling = a->step.samples[i].sampling,
-                                                  .position = a->step.samples[i].position,
-                                                  .row = a->step.samples[i].row};
+    for (uint32_t i = 0; i < j->n_samples; i++) {
+        const struct td_decode_sample *s = &a->step.samples[i];
+        j->samples[i] =
+            (struct td_worker_sample){s->sampling, s->position, s->row, s->slot, s->owner, s->fed};
+    }
     j->set ^= 1;
     j->status = TD_INTERNAL;
     j->err.text[0] = 0;
@@ -100,6 +101,9 @@ static void carry_out(struct td_decode_worker *w, struct td_decode_action *a) {
     case TD_DECODE_FREE_IDS:
         free((int32_t *)a->ids);
         return;
+    case TD_DECODE_FREE_GUIDE:
+        td_guide_give(a->guide);
+        return;
     }
 }
 
@@ -114,23 +118,32 @@ void td_decode_feed(struct td_decode_worker *w, struct td_decode_event *ev) {
 
 /* ---- events of the host ---- */
 
+/* What the message lends, until FREE_IDS and FREE_GUIDE. */
+static td_status keep_lent(struct td_msg_admit *m, struct td_error *err) {
+    TD_TRY(td_guide_take(&m->sampling, err));
+    if (!m->ids) return TD_OK;
+    int32_t *ids = malloc(m->n_prompt * sizeof *ids);
+    if (!ids) {
+        td_guide_give(m->sampling.guide);
+        return td_fail(err, TD_NO_MEMORY, "no memory for %u ids", m->n_prompt);
+    }
+    memcpy(ids, m->ids, m->n_prompt * sizeof *ids);
+    m->ids = ids;
+    return TD_OK;
+}
+
 static void on_message(void *user, const struct td_msg *m) {
     struct td_decode_worker *w = user;
     struct td_msg copy = *m;
-    if (m->type == TD_MSG_ADMIT && m->admit.ids) {
-        size_t bytes = m->admit.n_prompt * sizeof m->admit.ids[0];
-        int32_t *ids = malloc(bytes);
-        if (!ids) {
-            struct td_msg r = {.type = TD_MSG_ADMIT_REPLY};
-            r.admit_reply.key = m->admit.key;
-            r.admit_reply.status = TD_NO_MEMORY;
-            snprintf(r.admit_reply.text, sizeof r.admit_reply.text, "no memory for %u ids",
-                     m->admit.n_prompt);
-            td_host_send(w->host, &r);
-            return;
-        }
-        memcpy(ids, m->admit.ids, bytes);
-        copy.admit.ids = ids; /* until FREE_IDS */
+    struct td_error err;
+    td_status st = m->type == TD_MSG_ADMIT ? keep_lent(&copy.admit, &err) : TD_OK;
+    if (st != TD_OK) {
+        struct td_msg r = {.type = TD_MSG_ADMIT_REPLY};
+        r.admit_reply.key = m->admit.key;
+        r.admit_reply.status = st;
+        snprintf(r.admit_reply.text, sizeof r.admit_reply.text, "%s", err.text);
+        td_host_send(w->host, &r);
+        return;
     }
     struct td_decode_event ev = {.kind = TD_DECODE_MESSAGE, .msg = &copy};
     td_decode_feed(w, &ev);

@@ -5,6 +5,7 @@
 #include "common/io/pidfd.h"
 #include "decode/sched.h"
 #include "decode/worker.h"
+#include "kernels/guide.h"
 #include "kernels/worker_engine.h"
 #include "proto/worker_host.h"
 

@@ -213,24 +213,28 @@ static void fill_logprobs(const float *logits, uint32_t n, float max,
     }
 }
 
-td_status td_sample(const float *logits, uint32_t vocab, const struct td_sample_params *p,
-                    uint64_t position, void *work, struct td_sampled *ret, struct td_error *err) {
+td_status td_sample(const float *logits, const float *shaped, uint32_t vocab,
+                    const struct td_sample_params *p, uint64_t position, void *work,
+                    struct td_sampled *ret, struct td_error *err) {
     assert(vocab > 0 && td_sample_params_check(p, NULL) == TD_OK);
     struct work w = {work, (uint32_t *)work + vocab};
     TD_TRY(check_logits(logits, vocab, err));
-    uint32_t best = argmax(logits, vocab), token = best;
-    if (isinf(logits[best]))
+    if (shaped) TD_TRY(check_logits(shaped, vocab, err));
+    const float *from = shaped ? shaped : logits;
+    uint32_t best = argmax(from, vocab), token = best;
+    if (isinf(from[best]))
         return td_fail(err, TD_CORRUPT,
                        "logits: expected a finite one, found -inf for every token");
     if (p->temperature > 0.0f) {
         double u = uniform(p->seed, position);
-        fill_weights(logits, vocab, logits[best], p->temperature, w.weight);
+        fill_weights(from, vocab, from[best], p->temperature, w.weight);
         bool filtered = (p->top_k && p->top_k < vocab) || p->top_p < 1.0f || p->min_p > 0.0f;
-        token =
-            filtered ? draw_filtered(logits, vocab, p, u, w) : draw_any(vocab, u, w.weight, best);
+        token = filtered ? draw_filtered(from, vocab, p, u, w) : draw_any(vocab, u, w.weight, best);
     }
     struct td_sampled s = {.token = (int32_t)token};
-    if (p->logprobs) fill_logprobs(logits, vocab, logits[best], p, w.weight, &s);
+    if (p->logprobs)
+        fill_logprobs(logits, vocab, logits[shaped ? argmax(logits, vocab) : best], p, w.weight,
+                      &s);
     *ret = s;
     return TD_OK;
 }

@@ -33,8 +33,8 @@ struct td_sample_params {
     uint32_t top_logprobs; /* 0..20 entries of `top`; needs logprobs */
 };
 
-/* Log probabilities are those of the unmodified distribution: log softmax of the logits at
- * temperature 1, before every filter. */
+/* Log probabilities are those of the unmodified distribution: log softmax of the model's logits at
+ * temperature 1, before bias, penalties, masks and every filter. */
 struct td_sampled {
     int32_t token;
     float logprob; /* of `token`; 0 unless asked for */
@@ -52,11 +52,12 @@ TD_MUST_USE td_status td_sample_params_check(const struct td_sample_params *p,
 /* Bytes td_sample needs beside its arguments. */
 size_t td_sample_workspace(uint32_t vocab);
 
-/* `logits` [vocab] fp32, read only; -inf excludes a token. `position`: absolute position the
- * token will have. `work`: td_sample_workspace(vocab) bytes, 4-aligned. Parameters must have
- * passed the check. A NaN, +inf or no finite logit at all is TD_CORRUPT: the request is lost, the
- * worker is not. Allocates nothing. */
-TD_MUST_USE td_status td_sample(const float *logits, uint32_t vocab,
+/* `logits` [vocab] fp32, read only: the model's. `shaped` [vocab]: what the token is chosen from
+ * instead (kernels/shape.h); NULL: the logits themselves. -inf excludes a token. `position`:
+ * absolute position the token will have. `work`: td_sample_workspace(vocab) bytes, 4-aligned.
+ * Parameters must have passed the check. A NaN, +inf or no finite logit at all is TD_CORRUPT: the
+ * request is lost, the worker is not. Allocates nothing. */
+TD_MUST_USE td_status td_sample(const float *logits, const float *shaped, uint32_t vocab,
                                 const struct td_sample_params *p, uint64_t position, void *work,
                                 struct td_sampled *ret, struct td_error *err);
 

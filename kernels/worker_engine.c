@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/sample.h"
 #include "kernels/worker_plan.h"
 
 static void name_model(struct td_worker_engine *w, const struct td_config *c) {
@@ -49,11 +48,9 @@ td_status td_worker_engine_open(struct td_worker_engine *w, struct td_config *c,
     TD_TRY_GOTO(td_engine_create(w->model, &w->options, &w->engine, err), close);
     w->layout = td_engine_layout(w->engine);
     w->numerics = td_engine_numerics(w->engine, &w->numerics_id);
-    w->sample_work = aligned_alloc(64, (td_sample_workspace(w->model->config.vocab) + 63) & ~63ul);
-    if (!w->sample_work) {
-        st = td_fail(err, TD_NO_MEMORY, "no memory for sampling");
-        goto close;
-    }
+    TD_TRY_GOTO(td_samplers_init(&w->samplers, w->options.slots, w->model->config.vocab,
+                                 w->model->config.eos_id, err),
+                close);
     uint32_t samples = w->options.slots > TD_CHOICES_MAX ? w->options.slots : TD_CHOICES_MAX;
     TD_TRY_GOTO(td_selections_init(&w->selections, w->layout, w->options.index_topk,
                                    w->options.max_runs, samples, err),
@@ -68,35 +65,10 @@ close:
 
 void td_worker_engine_close(struct td_worker_engine *w) {
     td_selections_finish(&w->selections);
-    free(w->sample_work);
+    td_samplers_finish(&w->samplers);
     td_engine_destroy(w->engine);
     td_model_close(w->model);
     memset(w, 0, sizeof *w);
-}
-
-static td_status sample(struct td_worker_engine *w, const float *logits,
-                        const struct td_worker_sample *s, struct td_token *ret,
-                        struct td_error *err) {
-    const struct td_sampling *p = s->sampling;
-    struct td_sample_params params = {
-        .temperature = p->temperature,
-        .top_p = p->top_p,
-        .min_p = p->min_p,
-        .top_k = p->top_k,
-        .seed = p->seed,
-        .logprobs = p->logprobs || p->top_logprobs,
-        .top_logprobs = p->top_logprobs,
-    };
-    struct td_sampled t;
-    TD_TRY(td_sample_params_check(&params, err));
-    TD_TRY(
-        td_sample(logits, w->model->config.vocab, &params, s->position, w->sample_work, &t, err));
-    ret->id = t.token;
-    ret->logprob = t.logprob;
-    ret->n_top = t.n_top;
-    for (uint32_t i = 0; i < t.n_top; i++)
-        ret->top[i] = (struct td_token_alt){.id = t.top[i].id, .logprob = t.top[i].logprob};
-    return TD_OK;
 }
 
 td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run *runs,
@@ -113,8 +85,9 @@ td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run 
         if (samples[i].sampling->selections) td_selections_add(&w->selections, i, samples[i].row);
     if (ret_selections) *ret_selections = capture ? td_selections_of(&w->selections) : NULL;
     for (uint32_t i = 0; i < n_samples; i++)
-        failed[i].status = sample(w, logits + (size_t)samples[i].row * w->model->config.vocab,
-                                  &samples[i], &tokens[i], &failed[i]);
+        failed[i].status =
+            td_samplers_draw(&w->samplers, logits + (size_t)samples[i].row * w->model->config.vocab,
+                             &samples[i], &tokens[i], &failed[i]);
     return TD_OK;
 }
 
@@ -123,7 +96,7 @@ void td_worker_engine_memory_text(const struct td_worker_engine *w, size_t slabs
     struct td_worker_plan p = {
         .options = w->options,
         .layout = *w->layout,
-        .sampling = td_sample_workspace(w->model->config.vocab),
+        .sampling = td_samplers_bytes(w->options.slots, w->model->config.vocab),
         .selections = w->selections.bytes,
         .slabs = slabs,
     };

@@ -3,7 +3,7 @@
 #ifndef TD_KERNELS_WORKER_ENGINE_H
 #define TD_KERNELS_WORKER_ENGINE_H
 
-#include "common/base/sampling.h"
+#include "kernels/sampler.h"
 #include "kernels/selections.h"
 
 struct td_worker_engine {
@@ -14,7 +14,7 @@ struct td_worker_engine {
     const char *numerics;              /* one line */
     uint64_t numerics_id;
     char model_name[TD_CONFIG_STRING_MAX];
-    void *sample_work;
+    struct td_samplers samplers;
     struct td_selections selections;
 };
 
@@ -26,13 +26,6 @@ TD_MUST_USE td_status td_worker_engine_open(struct td_worker_engine *w, struct t
                                             struct td_error *err);
 /* Zeroed and half-open ones are fine. */
 void td_worker_engine_close(struct td_worker_engine *w);
-
-/* One sampling of a step. */
-struct td_worker_sample {
-    const struct td_sampling *sampling;
-    uint32_t position; /* absolute, of the sampled token */
-    uint32_t row;      /* whose logits: number of the run among those that want them */
-};
 
 /* A step and its samplings; tokens [n_samples], of which there are at most as many as slots or as
  * choices of one prompt. Meant for the jobs thread: it takes as long as the step takes and touches

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "kernels/device.h"
-#include "kernels/sample.h"
+#include "kernels/sampler.h"
 #include "kernels/selections.h"
 
 enum { MEMORY_PAGE = 4096, MB = 1 << 20 };
@@ -116,7 +116,7 @@ static td_status plan_with(const struct asked *a, uint32_t pages, uint32_t slots
     if (o->max_tokens < slots) o->max_tokens = slots;
     TD_TRY(td_engine_plan(a->model, o, &p->layout, &p->engine, err));
     uint32_t samples = slots > TD_CHOICES_MAX ? slots : TD_CHOICES_MAX;
-    p->sampling = td_sample_workspace(a->model->config.vocab);
+    p->sampling = td_samplers_bytes(slots, a->model->config.vocab);
     p->selections = td_selections_bytes(&p->layout, o->index_topk, o->max_runs, samples);
     return TD_OK;
 }

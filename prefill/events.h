@@ -26,8 +26,9 @@ struct td_prefill_event {
     enum td_prefill_event_kind kind;
     uint64_t now_ns;
     union {
-        /* MESSAGE. Of a PREFILL the shell passes a copy of the ids that lives until FREE_IDS names
-         * it; this happens exactly once per PREFILL, also when it is refused or a double. */
+        /* MESSAGE. Of a PREFILL the shell passes a copy of the ids and of the guide that lives
+         * until FREE_IDS names both; this happens exactly once per PREFILL, also when it is refused
+         * or a double. */
         const struct td_msg *msg;
         struct {
             td_status status;              /* not OK: the engine refused or failed this step, */
@@ -65,7 +66,7 @@ enum td_prefill_action_kind {
     TD_PREFILL_CLOSE,     /* close the data link; answer PEER_CLOSED */
     TD_PREFILL_PACK,      /* blocks into a send slab; answer PACKED */
     TD_PREFILL_PUT,       /* send slab into landing slab, then flush; answer PUT_DONE */
-    TD_PREFILL_FREE_IDS,  /* the ids of one PREFILL are not needed any more */
+    TD_PREFILL_FREE_IDS,  /* the ids and the guide of one PREFILL are not needed any more */
 };
 
 struct td_prefill_action {
@@ -78,6 +79,7 @@ struct td_prefill_action {
             uint32_t n_samples; /* with want_logits: token 0 of each choice; else 0 */
             const struct td_sampling *sampling; /* [n_samples] */
             uint32_t position;                  /* of the sampled tokens: n_prompt */
+            uint64_t owner;                     /* a number that no other request ever has */
         } step;
         struct {
             uint64_t epoch;
@@ -102,7 +104,10 @@ struct td_prefill_action {
             uint64_t bytes;
             uint64_t deadline_ns;
         } put;
-        const int32_t *ids; /* FREE_IDS */
+        struct { /* FREE_IDS */
+            const int32_t *ids;
+            const struct td_guide *guide;
+        } lent;
     };
 };
 

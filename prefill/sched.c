@@ -126,10 +126,11 @@ static void say_failed(struct td_prefill *p, struct td_key key, td_status s, con
     snprintf(m->text, sizeof m->text, "%s", text);
 }
 
-static void free_ids(struct td_prefill *p, const int32_t *ids) {
+static void free_ids(struct td_prefill *p, const int32_t *ids, const struct td_guide *guide) {
     struct td_prefill_action *a = td_fifo_push(&p->actions);
     a->kind = TD_PREFILL_FREE_IDS;
-    a->ids = ids;
+    a->lent.ids = ids;
+    a->lent.guide = guide;
 }
 
 /* ---- the one way out ---- */
@@ -141,7 +142,7 @@ static void release(struct td_prefill *p, struct task *t) {
     td_sender_forget(&p->sender, i);
     td_ledger_release(&p->pages, t->owner);
     td_ledger_release(&p->slots, t->owner);
-    free_ids(p, t->ids);
+    free_ids(p, t->ids, t->sampling[0].guide);
     if (!t->orphan) {
         struct td_msg_released *m = &say(p, TD_MSG_RELEASED)->released;
         m->key = t->key;
@@ -204,13 +205,13 @@ static void refuse(struct td_prefill *p, const struct td_msg_prefill *m, td_stat
                    const char *text) {
     say_failed(p, m->key, s, text);
     say(p, TD_MSG_RELEASED)->released.key = m->key;
-    free_ids(p, m->ids);
+    free_ids(p, m->ids, m->sampling.guide);
 }
 
 static void on_prefill(struct td_prefill *p, const struct td_msg_prefill *m) {
     char text[TD_TEXT_MAX] = "";
     if (find(p, m->key) != NULL) { /* a double */
-        free_ids(p, m->ids);
+        free_ids(p, m->ids, m->sampling.guide);
         return;
     }
     td_status s = admissible(p, m, text);
@@ -315,6 +316,7 @@ static void run(struct td_prefill *p) {
     a->step.n_samples = a->step.run.want_logits ? t->n : 0;
     a->step.sampling = t->sampling;
     a->step.position = t->n_prompt;
+    a->step.owner = t->owner;
 }
 
 /* Token 0 of a choice; whether it is its last. */

@@ -51,7 +51,8 @@ static void start_step(struct td_prefill_worker *w, const struct td_prefill_acti
     w->job.run = a->step.run;
     w->job.n_samples = a->step.n_samples;
     for (uint32_t i = 0; i < a->step.n_samples; i++)
-        w->job.sample[i] = (struct td_worker_sample){&a->step.sampling[i], a->step.position, 0};
+        w->job.sample[i] = (struct td_worker_sample){&a->step.sampling[i], a->step.position, 0,
+                                                     a->step.run.slot,     a->step.owner,    -1};
     w->job.status = TD_INTERNAL;
     w->job.err.text[0] = 0;
     w->stepping = true;
@@ -84,7 +85,8 @@ static void carry_out(struct td_prefill_worker *w, struct td_prefill_action *a) 
         td_prefill_put(w, a);
         return;
     case TD_PREFILL_FREE_IDS:
-        free((int32_t *)a->ids);
+        free((int32_t *)a->lent.ids);
+        td_guide_give(a->lent.guide);
         return;
     }
 }
@@ -100,25 +102,33 @@ void td_prefill_feed(struct td_prefill_worker *w, struct td_prefill_event *ev) {
 
 /* ---- events of the host ---- */
 
+/* What the message lends, until FREE_IDS. */
+static td_status keep_lent(struct td_msg_prefill *m, struct td_error *err) {
+    TD_TRY(td_guide_take(&m->sampling, err));
+    int32_t *ids = malloc(m->n_prompt * sizeof *ids);
+    if (!ids) {
+        td_guide_give(m->sampling.guide);
+        return td_fail(err, TD_NO_MEMORY, "no memory for %u ids", m->n_prompt);
+    }
+    memcpy(ids, m->ids, m->n_prompt * sizeof *ids);
+    m->ids = ids;
+    return TD_OK;
+}
+
 static void on_message(void *user, const struct td_msg *m) {
     struct td_prefill_worker *w = user;
     struct td_msg copy = *m;
-    if (m->type == TD_MSG_PREFILL) {
-        size_t bytes = m->prefill.n_prompt * sizeof m->prefill.ids[0];
-        int32_t *ids = malloc(bytes);
-        if (!ids) {
-            struct td_msg r = {.type = TD_MSG_FAILED};
-            r.failed.key = m->prefill.key;
-            r.failed.status = TD_NO_MEMORY;
-            snprintf(r.failed.text, sizeof r.failed.text, "no memory for %u ids",
-                     m->prefill.n_prompt);
-            td_host_send(w->host, &r);
-            r = (struct td_msg){.type = TD_MSG_RELEASED, .released.key = m->prefill.key};
-            td_host_send(w->host, &r); /* else the router would wait for it for ever */
-            return;
-        }
-        memcpy(ids, m->prefill.ids, bytes);
-        copy.prefill.ids = ids; /* until FREE_IDS */
+    struct td_error err;
+    td_status st = m->type == TD_MSG_PREFILL ? keep_lent(&copy.prefill, &err) : TD_OK;
+    if (st != TD_OK) {
+        struct td_msg r = {.type = TD_MSG_FAILED};
+        r.failed.key = m->prefill.key;
+        r.failed.status = st;
+        snprintf(r.failed.text, sizeof r.failed.text, "%s", err.text);
+        td_host_send(w->host, &r);
+        r = (struct td_msg){.type = TD_MSG_RELEASED, .released.key = m->prefill.key};
+        td_host_send(w->host, &r); /* else the router would wait for it for ever */
+        return;
     }
     struct td_prefill_event ev = {.kind = TD_PREFILL_MESSAGE, .msg = &copy};
     td_prefill_feed(w, &ev);

@@ -2,6 +2,7 @@
 #ifndef TD_PREFILL_WORKER_PARTS_H
 #define TD_PREFILL_WORKER_PARTS_H
 
+#include "kernels/guide.h"
 #include "kernels/worker_engine.h"
 #include "prefill/sched.h"
 #include "prefill/worker.h"

@@ -6,6 +6,28 @@
 
 #define REFUSE(...) return td_fail(err, TD_PROTOCOL, __VA_ARGS__)
 
+static td_status check_ids(const int32_t *ids, size_t n, const char *where, struct td_error *err) {
+    if (n > 0 && !ids) REFUSE("%zu ids of the %s are missing", n, where);
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < 0) REFUSE("id %zu of the %s is %d, expected >= 0", i, where, ids[i]);
+    return TD_OK;
+}
+
+static td_status check_guide(const struct td_guide *g, struct td_error *err) {
+    if (g->n_bias > TD_LOGIT_BIAS_MAX)
+        REFUSE("%u biased ids, at most %d", g->n_bias, TD_LOGIT_BIAS_MAX);
+    for (uint32_t i = 0; i < g->n_bias; i++)
+        if (!isfinite(g->bias[i])) REFUSE("bias %u is %g", i, (double)g->bias[i]);
+    if (g->grammar_n > TD_GUIDE_GRAMMAR_MAX || (g->grammar_n && !g->grammar))
+        REFUSE("a grammar of %u bytes, at most %d", g->grammar_n, TD_GUIDE_GRAMMAR_MAX);
+    TD_TRY(check_ids(g->bias_id, g->n_bias, "bias", err));
+    return check_ids(g->prompt_id, g->n_prompt_ids, "prompt", err);
+}
+
+static bool penalty_fits(float p) {
+    return p >= -2 && p <= 2;
+}
+
 static td_status check_sampling(const struct td_sampling *s, struct td_error *err) {
     if (!isfinite(s->temperature) || s->temperature < 0)
         REFUSE("temperature %g, expected a number >= 0", (double)s->temperature);
@@ -13,7 +35,13 @@ static td_status check_sampling(const struct td_sampling *s, struct td_error *er
     if (!(s->min_p >= 0 && s->min_p < 1)) REFUSE("min_p %g is outside [0, 1)", (double)s->min_p);
     if (s->top_logprobs > TD_TOP_LOGPROBS_MAX)
         REFUSE("top_logprobs %u, at most %d", s->top_logprobs, TD_TOP_LOGPROBS_MAX);
-    return TD_OK;
+    if (!penalty_fits(s->frequency_penalty) || !penalty_fits(s->presence_penalty))
+        REFUSE("penalties %g and %g, expected -2 to 2", (double)s->frequency_penalty,
+               (double)s->presence_penalty);
+    if (!(s->repetition_penalty >= 0) || isinf(s->repetition_penalty))
+        REFUSE("repetition penalty %g, expected a number above 0", (double)s->repetition_penalty);
+    if (s->guide) TD_TRY(check_guide(s->guide, err));
+    return check_ids(s->said, s->n_said, "answer", err);
 }
 
 /* `n` of a request with several choices. */
@@ -29,12 +57,6 @@ static td_status check_choice(uint32_t choice, struct td_error *err) {
 
 static td_status check_only(uint32_t only, struct td_error *err) {
     return only == 0 ? TD_OK : check_choice(only - 1, err);
-}
-
-static td_status check_ids(const int32_t *ids, size_t n, struct td_error *err) {
-    for (size_t i = 0; i < n; i++)
-        if (ids[i] < 0) REFUSE("id %zu of the prompt is %d, expected >= 0", i, ids[i]);
-    return TD_OK;
 }
 
 static td_status check_tokens(const struct td_token *t, size_t n, struct td_error *err) {
@@ -99,7 +121,7 @@ static td_status check_admit(const struct td_msg_admit *a, struct td_error *err)
     if (a->max_new < 1) REFUSE("max_new is 0, expected at least 1");
     TD_TRY(check_choices(a->n, err));
     TD_TRY(check_sampling(&a->sampling, err));
-    return a->ids ? check_ids(a->ids, a->n_prompt, err) : TD_OK;
+    return a->ids ? check_ids(a->ids, a->n_prompt, "prompt", err) : TD_OK;
 }
 
 static td_status check_prefill(const struct td_msg_prefill *p, struct td_error *err) {
@@ -107,7 +129,7 @@ static td_status check_prefill(const struct td_msg_prefill *p, struct td_error *
     if (p->max_new < 1) REFUSE("max_new is 0, expected at least 1");
     TD_TRY(check_choices(p->n, err));
     TD_TRY(check_sampling(&p->sampling, err));
-    TD_TRY(check_ids(p->ids, p->n_prompt, err));
+    TD_TRY(check_ids(p->ids, p->n_prompt, "prompt", err));
     return check_blob(p->decode_address, p->decode_address_len, TD_MSG_ADDRESS_MAX,
                       "a transfer address", err);
 }

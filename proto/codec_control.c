@@ -26,6 +26,21 @@ static TdPb__Sampling *pack_sampling(struct td_pack *p, const struct td_sampling
     b->logprobs = s->logprobs;
     b->ignore_eos = s->ignore_eos;
     b->selections = s->selections;
+    b->frequency_penalty = s->frequency_penalty;
+    b->presence_penalty = s->presence_penalty;
+    b->repetition_penalty = s->repetition_penalty;
+    b->end_from = s->end_from;
+    b->n_said = s->n_said;
+    b->said = (uint32_t *)s->said;
+    const struct td_guide *g = s->guide;
+    if (!g) return b;
+    b->n_bias_id = b->n_bias = g->n_bias;
+    b->bias_id = (uint32_t *)g->bias_id;
+    b->bias = (float *)g->bias;
+    b->n_prompt_id = g->n_prompt_ids;
+    b->prompt_id = (uint32_t *)g->prompt_id;
+    b->grammar.data = (uint8_t *)g->grammar;
+    b->grammar.len = g->grammar_n;
     return b;
 }
 
@@ -222,9 +237,36 @@ static struct td_key unpack_key(const TdPb__Key *k) {
     return k ? (struct td_key){.request = k->request, .attempt = k->attempt} : (struct td_key){0};
 }
 
-static void unpack_sampling(const TdPb__Sampling *b, struct td_sampling *s) {
+static td_status unpack_guide(const TdPb__Sampling *b, struct td_msg_arena *a,
+                              struct td_sampling *s, struct td_error *err) {
+    if (b->n_said > UINT32_MAX || b->n_prompt_id > UINT32_MAX || b->n_bias > UINT32_MAX)
+        return td_fail(err, TD_PROTOCOL, "%zu ids of the answer, %zu of the prompt", b->n_said,
+                       b->n_prompt_id);
+    if (b->n_bias_id != b->n_bias)
+        return td_fail(err, TD_PROTOCOL, "%zu ids came with %zu biases", b->n_bias_id, b->n_bias);
+    s->n_said = (uint32_t)b->n_said;
+    s->said = b->n_said ? (const int32_t *)b->said : NULL;
+    if (b->grammar.len > TD_GUIDE_GRAMMAR_MAX)
+        return td_fail(err, TD_PROTOCOL, "a grammar of %zu bytes, at most %d", b->grammar.len,
+                       TD_GUIDE_GRAMMAR_MAX);
+    if (!b->n_bias && !b->n_prompt_id && !b->grammar.len) return TD_OK;
+    struct td_guide *g = td_msg_arena_take(a, sizeof *g);
+    if (!g) return td_fail(err, TD_TOO_LONG, "no room for %zu biases", b->n_bias);
+    *g = (struct td_guide){.n_bias = (uint32_t)b->n_bias,
+                           .bias_id = (const int32_t *)b->bias_id,
+                           .bias = b->bias,
+                           .n_prompt_ids = (uint32_t)b->n_prompt_id,
+                           .prompt_id = (const int32_t *)b->prompt_id,
+                           .grammar_n = (uint32_t)b->grammar.len,
+                           .grammar = b->grammar.data};
+    s->guide = g;
+    return TD_OK;
+}
+
+static td_status unpack_sampling(const TdPb__Sampling *b, struct td_msg_arena *a,
+                                 struct td_sampling *s, struct td_error *err) {
     s->top_p = 1;
-    if (!b) return;
+    if (!b) return TD_OK;
     s->temperature = b->temperature;
     if (b->top_p != 0) s->top_p = b->top_p; /* a missing one is "off" */
     s->min_p = b->min_p;
@@ -234,6 +276,11 @@ static void unpack_sampling(const TdPb__Sampling *b, struct td_sampling *s) {
     s->logprobs = b->logprobs;
     s->ignore_eos = b->ignore_eos;
     s->selections = b->selections;
+    s->frequency_penalty = b->frequency_penalty;
+    s->presence_penalty = b->presence_penalty;
+    s->repetition_penalty = b->repetition_penalty;
+    s->end_from = b->end_from;
+    return unpack_guide(b, a, s, err);
 }
 
 static td_status unpack_hello(const TdPb__Hello *b, struct td_msg_hello *m, struct td_error *err) {
@@ -270,14 +317,15 @@ static void unpack_heartbeat(const TdPb__Heartbeat *b, struct td_msg_heartbeat *
     m->busy = b->busy;
 }
 
-static td_status unpack_admit(const TdPb__Admit *b, struct td_msg_admit *m, struct td_error *err) {
+static td_status unpack_admit(const TdPb__Admit *b, struct td_msg_arena *a, struct td_msg_admit *m,
+                              struct td_error *err) {
     if (b->n_ids && b->n_ids != b->n_prompt)
         return td_fail(err, TD_PROTOCOL, "a prompt of %u tokens came with %zu ids", b->n_prompt,
                        b->n_ids);
     m->key = unpack_key(b->key);
     m->n_prompt = b->n_prompt;
     m->max_new = b->max_new;
-    unpack_sampling(b->sampling, &m->sampling);
+    TD_TRY(unpack_sampling(b->sampling, a, &m->sampling, err));
     m->ids = b->n_ids ? (const int32_t *)b->ids : NULL;
     m->prompt_hash = b->prompt_hash;
     m->n = b->n;
@@ -294,13 +342,13 @@ static td_status unpack_admit_reply(const TdPb__AdmitReply *b, struct td_msg_adm
     return td_unpack_text(b->text, m->text, sizeof m->text, "text", err);
 }
 
-static td_status unpack_prefill(const TdPb__Prefill *b, struct td_msg_prefill *m,
-                                struct td_error *err) {
+static td_status unpack_prefill(const TdPb__Prefill *b, struct td_msg_arena *a,
+                                struct td_msg_prefill *m, struct td_error *err) {
     if (b->n_ids > UINT32_MAX) return td_fail(err, TD_PROTOCOL, "a prompt of %zu ids", b->n_ids);
     m->key = unpack_key(b->key);
     m->n_prompt = (uint32_t)b->n_ids;
     m->max_new = b->max_new;
-    unpack_sampling(b->sampling, &m->sampling);
+    TD_TRY(unpack_sampling(b->sampling, a, &m->sampling, err));
     m->ids = (const int32_t *)b->ids;
     m->ticket = b->ticket;
     m->decode_epoch = b->decode_epoch;
@@ -413,11 +461,11 @@ td_status td_unpack_control(const TdPb__Frame *f, struct td_msg_arena *a, struct
         unpack_heartbeat(f->heartbeat, &m->heartbeat);
         return TD_OK;
     case TD_MSG_ADMIT:
-        return unpack_admit(f->admit, &m->admit, err);
+        return unpack_admit(f->admit, a, &m->admit, err);
     case TD_MSG_ADMIT_REPLY:
         return unpack_admit_reply(f->admit_reply, &m->admit_reply, err);
     case TD_MSG_PREFILL:
-        return unpack_prefill(f->prefill, &m->prefill, err);
+        return unpack_prefill(f->prefill, a, &m->prefill, err);
     case TD_MSG_TOKENS:
         return unpack_tokens(f->tokens, a, &m->tokens, err);
     case TD_MSG_LEDGER:

@@ -26,9 +26,12 @@ static const struct td_param common_params[] = {
     {"user", TD_PARAM_HARMLESS, NULL},
     {"metadata", TD_PARAM_HARMLESS, NULL},
     {"n", TD_PARAM_READ, NULL},
-    {"frequency_penalty", TD_PARAM_ZERO, NULL},
-    {"presence_penalty", TD_PARAM_ZERO, NULL},
-    {"logit_bias", TD_PARAM_EMPTY, NULL},
+    {"frequency_penalty", TD_PARAM_READ, NULL},
+    {"presence_penalty", TD_PARAM_READ, NULL},
+    {"repetition_penalty", TD_PARAM_READ, NULL},
+    {"logit_bias", TD_PARAM_READ, NULL},
+    {"min_tokens", TD_PARAM_READ, NULL},
+    {"priority", TD_PARAM_ZERO, NULL},
     {0},
 };
 
@@ -78,6 +81,17 @@ static td_status read_model(const struct td_fields *f, const struct td_api_defau
                          d->model);
 }
 
+static td_status read_penalties(const struct td_fields *f, struct td_sampling *s) {
+    double frequency = 0, presence = 0, repetition = 1;
+    TD_TRY(td_field_num(f, "frequency_penalty", -2, 2, &frequency));
+    TD_TRY(td_field_num(f, "presence_penalty", -2, 2, &presence));
+    TD_TRY(td_field_num(f, "repetition_penalty", 0.01, 10, &repetition));
+    s->frequency_penalty = (float)frequency;
+    s->presence_penalty = (float)presence;
+    s->repetition_penalty = repetition == 1 ? 0 : (float)repetition; /* 0: off */
+    return TD_OK;
+}
+
 static td_status read_sampling(const struct td_fields *f, struct td_api_params *p) {
     double temperature = (double)p->sampling.temperature, top_p = (double)p->sampling.top_p;
     double min_p = 0;
@@ -85,7 +99,11 @@ static td_status read_sampling(const struct td_fields *f, struct td_api_params *
     TD_TRY(td_field_num(f, "temperature", 0, 2, &temperature));
     TD_TRY(td_field_num(f, "top_p", 0, 1, &top_p));
     TD_TRY(td_field_num(f, "min_p", 0, 1, &min_p));
-    TD_TRY(td_field_u64(f, "top_k", 0, INT32_MAX, &top_k));
+    if (json_integer_value(td_field(f, "top_k")) == -1) /* vLLM's way to say: off */
+        top_k = 0;
+    else
+        TD_TRY(td_field_u64(f, "top_k", 0, INT32_MAX, &top_k));
+    TD_TRY(read_penalties(f, &p->sampling));
     TD_TRY(td_field_bool(f, "ignore_eos", &p->sampling.ignore_eos));
     TD_TRY(td_field_bool(f, "return_indexer_topk", &p->sampling.selections));
     const float least_top_p = 1e-6f; /* 0 means the most likely token alone, and so does this */
@@ -127,6 +145,9 @@ static td_status read_limits(const struct td_fields *f, struct td_api_params *p)
     if (newer) max_new = newer;
     if (max_new) p->max_new = (uint32_t)max_new;
     p->max_new_given = max_new != 0;
+    uint64_t least = 0;
+    TD_TRY(td_field_u64(f, "min_tokens", 0, p->max_new, &least));
+    p->min_new = (uint32_t)least;
     return TD_OK;
 }
 

@@ -34,6 +34,7 @@ struct td_api_params {
     struct td_sampling sampling;
     uint32_t n; /* choices */
     uint32_t max_new;
+    uint32_t min_new;   /* tokens before which neither end-of-text nor a stop string ends it */
     bool max_new_given; /* by the client: not shortened to what fits, but refused */
     bool seed_given;
     struct td_stop stops[TD_STOP_MAX]; /* text borrowed from the JSON */

@@ -63,7 +63,7 @@ void td_flow_start(struct td_flow *f, struct request *r, struct td_pair pair) {
     m->n_prompt = n;
     m->max_new = td_flow_max_new(r);
     m->n = r->together;
-    m->sampling = r->s.sampling;
+    m->sampling = td_flow_sampling(r);
     m->prompt_hash = r->prompt_hash;
     m->ids = pair.prefill == 0 ? r->s.ids : NULL;
     td_flow_to(f, r, ADMITTING, f->now_ns + f->o.admit_ns);

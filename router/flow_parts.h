@@ -118,6 +118,16 @@ static inline bool td_flow_shown(const struct request *r) { /* a token of this a
     return r->delivered > r->base;
 }
 
+/* Of this attempt: with what stands at the end of its prompt. */
+static inline struct td_sampling td_flow_sampling(const struct request *r) {
+    struct td_sampling s = r->s.sampling;
+    bool counts = s.guide != NULL || s.frequency_penalty != 0 || s.presence_penalty != 0 ||
+                  s.repetition_penalty != 0;
+    s.n_said = counts ? r->base : 0;
+    s.said = s.n_said > 0 ? r->s.ids + r->s.n_prompt : NULL;
+    return s;
+}
+
 /* The leg of an attempt's part, `i` being r->decode or r->prefill. */
 static inline struct leg *td_flow_leg(struct request *r, int i) {
     return &r->host->leg[i];

@@ -124,7 +124,7 @@ static void send_prefill(struct td_flow *f, struct request *r, uint64_t ticket) 
     m->n_prompt = td_flow_n_prompt(r);
     m->max_new = td_flow_max_new(r);
     m->n = r->together;
-    m->sampling = r->s.sampling;
+    m->sampling = td_flow_sampling(r);
     m->ids = r->s.ids;
     m->ticket = ticket;
     m->decode_epoch = d->epoch;

@@ -59,6 +59,7 @@ void td_request_reap(struct td_serve *s) {
         td_list_remove(&r->link);
         td_answer_finish(&r->answer);
         td_ids_free(&r->prompt);
+        td_api_guide_free(&r->guide);
         free(r->body);
         free(r);
     }
@@ -105,6 +106,9 @@ static td_status prepare_root(struct td_request *r, const json_t *root) {
         TD_TRY(td_api_completions_prompt(root, chat, &r->prompt, &r->error));
     else
         TD_TRY(td_api_chat_prompt(root, &p, chat, &r->prompt, &r->error));
+    TD_TRY(
+        td_api_guide_make(root, &p, &r->prompt, td_tokenizer_size(chat->t), &r->guide, &r->error));
+    if (p.min_new) p.sampling.end_from = (uint32_t)r->prompt.n + p.min_new;
     if (!p.seed_given &&
         getrandom(&p.sampling.seed, sizeof p.sampling.seed, 0) != sizeof p.sampling.seed)
         return td_api_refuse(&r->error, 500, NULL, NULL, "no random numbers from the system");

@@ -8,6 +8,7 @@
 #include "common/io/loop.h"
 #include "proto/link.h"
 #include "router/answer.h"
+#include "router/api_guide.h"
 #include "router/flow.h"
 #include "router/metrics.h"
 #include "router/serve.h"
@@ -100,6 +101,7 @@ struct td_request {
     size_t body_n;
     struct td_api_error error; /* of the preparation; status 0: none */
     struct td_ids prompt;
+    struct td_api_guide guide;
     struct td_answer answer;
     struct td_request_choice choice[TD_CHOICES_MAX]; /* [answer.n] */
     uint32_t n_tokens;                               /* delivered, of all */

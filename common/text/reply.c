@@ -16,6 +16,7 @@ td_status td_reply_init(struct td_reply *r, const struct td_reply_params *p, str
         .plain = p->plain,
         .calls = p->calls && !p->plain,
         .one_call = p->one_call,
+        .min_ids = p->min_ids,
         .reasoning = p->reasoning && !p->plain,
     };
     TD_TRY(td_stops_init(&r->stops, p->stops, p->n_stops, err));
@@ -115,7 +116,7 @@ static void release_kept(struct td_reply *r, bool all) {
 }
 
 static void put_content(struct td_reply *r, const char *p, size_t n) {
-    if (r->stops.n == 0) {
+    if (r->stops.n == 0 || r->early) {
         td_reply_event_open(r, TD_REPLY_CONTENT);
         td_reply_event_text(r, p, n);
         return;
@@ -317,6 +318,8 @@ static void added_token(struct td_reply *r, int32_t id) {
 void td_reply_push(struct td_reply *r, int32_t id) {
     begin_step(r);
     if (r->stopped || r->ended || id < 0) return;
+    r->early = r->min_ids > 0;
+    if (r->early) r->min_ids--;
     if (td_tokenizer_is_special(r->chat->t, id)) {
         added_token(r, id);
         return;

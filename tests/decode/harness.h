@@ -31,10 +31,14 @@ static uint64_t now;
 static char said[8192];
 static char failed_text[TD_TEXT_MAX]; /* of the last FAILED */
 static int32_t ids[4096];
-static uint32_t ids_back;     /* FREE_IDS so far */
+static uint32_t ids_back;    /* FREE_IDS so far */
+static uint32_t guides_back; /* FREE_GUIDE so far */
+static const struct td_guide *last_guide_back;
 static uint64_t ticket;       /* of the last admission */
 static uint32_t step_samples; /* of the last STEP */
-static uint64_t step_seeds[8];
+static uint64_t step_seeds[8], step_owners[8];
+static uint32_t step_slots[8];
+static int32_t step_fed[8];
 
 static void say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static void say(const char *fmt, ...) {
@@ -115,8 +119,12 @@ static void say_step(const struct td_decode_action *a) {
     }
     say("\n");
     step_samples = a->step.n_samples;
-    for (uint32_t k = 0; k < step_samples; k++)
+    for (uint32_t k = 0; k < step_samples; k++) {
         step_seeds[k] = a->step.samples[k].sampling->seed;
+        step_owners[k] = a->step.samples[k].owner;
+        step_slots[k] = a->step.samples[k].slot;
+        step_fed[k] = a->step.samples[k].fed;
+    }
     assert_int_equal(sample, step_samples);
 }
 
@@ -145,6 +153,10 @@ static void say_action(const struct td_decode_action *a) {
         return;
     case TD_DECODE_FREE_IDS:
         ids_back++;
+        return;
+    case TD_DECODE_FREE_GUIDE:
+        guides_back++;
+        last_guide_back = a->guide;
         return;
     }
 }
@@ -306,7 +318,7 @@ static int begin_with(uint32_t pages) {
         .peer_timeout_ns = 2000 * MS,
     };
     now = 1;
-    ids_back = 0;
+    ids_back = guides_back = 0;
     return td_decode_create(&o, &machine, NULL) == TD_OK ? 0 : -1;
 }
 static int begin(void **state) {

@@ -83,6 +83,48 @@ static void test_seeds(void **state) {
     }
 }
 
+static const struct td_guide guide;
+
+static const char *admit_guided(uint64_t r, uint32_t n_prompt, uint32_t n, const int32_t *with) {
+    struct td_msg m = {.type = TD_MSG_ADMIT,
+                       .admit = {.key = {r, 1},
+                                 .n_prompt = n_prompt,
+                                 .max_new = 5,
+                                 .n = n,
+                                 .ids = with,
+                                 .sampling = {.guide = &guide}}};
+    return from_router(m);
+}
+
+/* All choices hold it, and it goes with the last of them, once. */
+static void test_guide(void **state) {
+    (void)state;
+    admit_guided(1, 10, 3, ids);
+    assert_string_equal(admit_guided(1, 10, 3, ids), ""); /* a double brings its own */
+    assert_int_equal(guides_back, 0);                     /* here the same, which is in use */
+    for (uint32_t k = 0; k < 3; k++) {
+        assert_true(step_owners[k] != 0 && step_fed[k] == -1);
+        for (uint32_t i = 0; i < k; i++)
+            assert_true(step_owners[k] != step_owners[i] && step_slots[k] != step_slots[i]);
+    }
+    uint64_t owner = step_owners[1];
+    uint32_t slot = step_slots[1];
+    const int32_t first[3] = {EOS, 8, 9};
+    computed_each(first);
+    assert_true(step_owners[0] == owner && step_slots[0] == slot);
+    assert_true(step_fed[0] == 8 && step_fed[1] == 9);
+    const int32_t second[2] = {10, EOS};
+    computed_each(second);
+    assert_int_equal(guides_back, 0);
+    assert_int_equal(step_fed[0], 10);
+    assert_string_equal(cancel(1), "");
+    assert_string_equal(computed(8), "RELEASED 1\n");
+    assert_int_equal(guides_back, 1);
+    assert_ptr_equal(last_guide_back, &guide);
+    assert_string_equal(admit_guided(2, 5000, 1, NULL), "ADMITTED 2 TOO_LONG\n");
+    assert_int_equal(guides_back, 2);
+}
+
 static void test_self_prefill(void **state) {
     (void)state;
     admit_n(1, 300, 4, 3, ids);
@@ -291,6 +333,7 @@ int main(void) {
         T(test_no_open_page),
         T(test_nothing_to_share),
         T(test_seeds),
+        T(test_guide),
         T(test_self_prefill),
         T(test_one_ends_early),
         T(test_first_leaves_before_the_handoff),

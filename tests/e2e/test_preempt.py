@@ -19,10 +19,17 @@ import cluster as e2e  # noqa: E402
 N = 600  # tokens of an answer
 
 
+# What depends on the tokens before, which an attempt that goes on has in its prompt.
+WISHES = [{}, {"frequency_penalty": 0.4, "presence_penalty": 0.6}, {"repetition_penalty": 1.2},
+          {"logit_bias": {"200": 3, "300": -5, "1": 2}}, {"frequency_penalty": -0.1, "min_tokens": 590},
+          {"repetition_penalty": 0.95, "logit_bias": {"400": 2}, "presence_penalty": 1}]
+
+
 def asked(seed):
     rng = random.Random(seed)
     return {"model": "needle", "prompt": [0] + [rng.randrange(7, 1700) for _ in range(299)],
-            "max_tokens": N, "temperature": 1.0, "seed": seed, "logprobs": 0, "ignore_eos": True}
+            "max_tokens": N, "temperature": 1.0, "seed": seed, "logprobs": 0, "ignore_eos": True,
+            **WISHES[seed % 6]}
 
 
 def counts(c):
@@ -43,9 +50,10 @@ def whole(c, body):
 
 def streamed(c, body):
     tokens, logprobs, finish = [], [], None
+    ours = ("ignore_eos", "min_tokens", "repetition_penalty")
     chunks = c.client().completions.create(
-        stream=True, extra_body={"ignore_eos": True},
-        **{k: v for k, v in body.items() if k != "ignore_eos"})
+        stream=True, extra_body={k: v for k, v in body.items() if k in ours},
+        **{k: v for k, v in body.items() if k not in ours})
     for chunk in chunks:
         for choice in chunk.choices:
             finish = choice.finish_reason or finish

@@ -150,11 +150,16 @@ def test_bad_requests(s):
         ({"max_tokens": 1.5}, "max_tokens"), ({"stream": "yes"}, "stream"), ({"seed": 1.5}, "seed"),
         ({"stop": 7}, "stop"), ({"stop": ["a"] * 17}, "stop"), ({"stop": ""}, "stop"),
         ({"stop": ["a", 1]}, "stop"), ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"n": 9}, "n"), ({"top_k": -1}, "top_k"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"n": 9}, "n"), ({"top_k": -2}, "top_k"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"), ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"), ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"presence_penalty": 1}, "presence_penalty"), ({"store": True}, "store"), ({"audio": {}}, "audio"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {str(1 << 30): 1}}, "logit_bias"), ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias.5"), ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {"5": 1, "05": 1}}, "logit_bias"), ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"), ({"presence_penalty": "1"}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"), ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        ({"priority": 1}, "priority"), ({"store": True}, "store"), ({"audio": {}}, "audio"),
         ({"reasoning_effort": "much"}, "reasoning_effort"), ({"mirostat": 2}, "mirostat"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs.other"),
@@ -188,7 +193,8 @@ def test_harmless_parameters(s):
              logit_bias={}, tools=[], tool_choice="none", response_format={"type": "text"},
              modalities=["text"], service_tier="auto", parallel_tool_calls=True, top_p=1, stop=None,
              prompt_cache_key="k", safety_identifier="i",
-             extra_body={"top_k": 0, "min_p": 0.1, "functions": []})
+             extra_body={"top_k": -1, "min_p": 0.1, "functions": [], "priority": 0, "min_tokens": 0,
+                         "repetition_penalty": 1})
     assert r.choices[0].message.content == "x"
 
 

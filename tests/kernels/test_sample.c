@@ -30,7 +30,7 @@ static struct td_sampled sample(const float *logits, uint32_t n, const struct td
                                 uint64_t position) {
     struct td_sampled s;
     struct td_error err;
-    assert_int_equal(td_sample(logits, n, p, position, work, &s, &err), TD_OK);
+    assert_int_equal(td_sample(logits, NULL, n, p, position, work, &s, &err), TD_OK);
     assert_in_range(s.token, 0, n - 1);
     return s;
 }
@@ -270,15 +270,15 @@ static void refuses_what_is_no_distribution(void **state) {
     for (int greedy = 0; greedy < 2; greedy++) {
         p.temperature = greedy ? 0 : 1;
         logits[2] = NAN;
-        assert_int_equal(td_sample(logits, 5, &p, 0, work, &s, &err), TD_CORRUPT);
+        assert_int_equal(td_sample(logits, NULL, 5, &p, 0, work, &s, &err), TD_CORRUPT);
         assert_non_null(strstr(err.text, "nan at token 2"));
         logits[2] = INFINITY;
-        assert_int_equal(td_sample(logits, 5, &p, 0, work, &s, &err), TD_CORRUPT);
+        assert_int_equal(td_sample(logits, NULL, 5, &p, 0, work, &s, &err), TD_CORRUPT);
         assert_non_null(strstr(err.text, "inf at token 2"));
     }
     for (int i = 0; i < 5; i++)
         logits[i] = -INFINITY;
-    assert_int_equal(td_sample(logits, 5, &p, 0, work, &s, &err), TD_CORRUPT);
+    assert_int_equal(td_sample(logits, NULL, 5, &p, 0, work, &s, &err), TD_CORRUPT);
     assert_int_equal(s.token, -7); /* written on success only */
 }
 

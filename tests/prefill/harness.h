@@ -22,6 +22,8 @@ static uint64_t now;
 static char said[8192];
 static int32_t ids[4096];
 static uint32_t ids_back; /* FREE_IDS so far */
+static const struct td_guide *last_guide_back;
+static uint64_t step_owner;
 
 static void say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static void say(const char *fmt, ...) {
@@ -91,6 +93,7 @@ static void say_action(const struct td_prefill_action *a) {
         if (a->step.n_samples > 1) say(" %u", a->step.n_samples);
         say("\n");
         assert_true(a->step.run.want_logits == (a->step.n_samples > 0));
+        step_owner = a->step.owner;
         for (uint32_t c = 0; c < a->step.n_samples; c++)
             step_seeds[c] = a->step.sampling[c].seed;
         return;
@@ -112,6 +115,7 @@ static void say_action(const struct td_prefill_action *a) {
         return;
     case TD_PREFILL_FREE_IDS:
         ids_back++;
+        last_guide_back = a->lent.guide;
         return;
     }
 }

@@ -158,6 +158,29 @@ static void test_selections(void **state) {
     assert_string_equal(step(ev), "TOKENS 2 #0 selection 7\nTOKENS 2/1 #0 selection 8\n");
 }
 
+/* The guide goes where its ids go; the owner tells prompts apart. */
+static void test_guide(void **state) {
+    (void)state;
+    const struct td_guide guide = {0}, other = {0};
+    struct td_msg m = {.type = TD_MSG_PREFILL,
+                       .prefill = {.key = {1, 1},
+                                   .n_prompt = 10,
+                                   .max_new = 5,
+                                   .ids = ids,
+                                   .decode_epoch = DECODE,
+                                   .sampling = {.guide = &guide}}};
+    step((struct td_prefill_event){.kind = TD_PREFILL_MESSAGE, .msg = &m});
+    uint64_t owner = step_owner;
+    assert_true(owner != 0);
+    m.prefill.sampling.guide = &other; /* a double has its own */
+    step((struct td_prefill_event){.kind = TD_PREFILL_MESSAGE, .msg = &m});
+    assert_ptr_equal(last_guide_back, &other);
+    assert_string_equal(computed(EOS), "TOKENS 1 #0\nFINISHED 1 1\nRELEASED 1\n");
+    assert_ptr_equal(last_guide_back, &guide);
+    prefill(2, 10);
+    assert_true(step_owner != 0 && step_owner != owner);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         T(test_chunks_end_on_pages),
@@ -168,6 +191,7 @@ int main(void) {
         T(test_first_token_ends_it),
         T(test_choices),
         T(test_selections),
+        T(test_guide),
         T(test_cancel_waits_for_the_step),
         T(test_busy_is_the_engine),
         T(test_engine_failure),

@@ -19,6 +19,7 @@ enum kind {
     RKEY,
     SETTINGS,
     IDS,
+    SHAPE, /* what else is in a sampling, its guide included */
     TOKENS,
     SELECTIONS,
     SLABS,
@@ -76,6 +77,7 @@ static const struct field fields[] = {
     F(ADMIT, admit, max_new, U32),
     F(ADMIT, admit, sampling, SAMPLING),
     NEW(ADMIT, admit, sampling.selections, BOOL),
+    NEW(ADMIT, admit, sampling.guide, SHAPE),
     F(ADMIT, admit, ids, IDS),
     F(ADMIT, admit, prompt_hash, U64),
     NEW(ADMIT, admit, n, CHOICES),
@@ -90,6 +92,7 @@ static const struct field fields[] = {
     F(PREFILL, prefill, max_new, U32),
     F(PREFILL, prefill, sampling, SAMPLING),
     NEW(PREFILL, prefill, sampling.selections, BOOL),
+    NEW(PREFILL, prefill, sampling.guide, SHAPE),
     F(PREFILL, prefill, ids, IDS),
     F(PREFILL, prefill, ticket, U64),
     F(PREFILL, prefill, decode_epoch, U64),
@@ -224,6 +227,16 @@ static void fill_token(struct td_token *t, uint64_t *r, bool tops) {
     }
 }
 
+/* Any width, so that short and long varints occur. */
+static uint64_t some_number(uint64_t *r) {
+    uint64_t shift = test_random(r) % 60; /* one call per statement: their order is the value */
+    return test_random(r) >> shift | 1;
+}
+
+static struct td_sampling *sampling_of(struct td_msg *m) {
+    return m->type == TD_MSG_ADMIT ? &m->admit.sampling : &m->prefill.sampling;
+}
+
 static void fill_sampling(struct td_sampling *s, uint64_t *r) {
     s->temperature = (float)(test_random(r) % 200) / 100;
     s->top_p = (float)(1 + test_random(r) % 100) / 100;
@@ -233,6 +246,32 @@ static void fill_sampling(struct td_sampling *s, uint64_t *r) {
     s->top_logprobs = (uint32_t)(test_random(r) % (TD_TOP_LOGPROBS_MAX + 1));
     s->logprobs = test_random(r) & 1;
     s->ignore_eos = test_random(r) & 1;
+}
+
+/* Each array is there or not on its own. */
+static void fill_shape(struct td_sampling *s, uint64_t *r, struct test_room *room) {
+    struct td_guide *g = &room->guide;
+    s->frequency_penalty = (float)(test_random(r) % 400) / 100 - 2;
+    s->presence_penalty = (float)(test_random(r) % 400) / 100 - 2;
+    s->repetition_penalty = (float)(1 + test_random(r) % 200) / 100;
+    s->end_from = (uint32_t)some_number(r);
+    for (uint32_t i = 0; i < TEST_GUIDE_MAX; i++) {
+        room->guide_id[0][i] = (int32_t)(test_random(r) % 129280);
+        room->guide_id[1][i] = (int32_t)(test_random(r) % 129280);
+        room->guide_id[2][i] = (int32_t)(test_random(r) % 129280);
+        room->bias[i] = (float)(test_random(r) % 20000) / 100 - 100;
+        room->grammar[i] = (uint8_t)test_random(r);
+    }
+    uint32_t n = (uint32_t)(test_random(r) % (TEST_GUIDE_MAX + 1));
+    *g = (struct td_guide){.bias_id = room->guide_id[0], .bias = room->bias};
+    g->prompt_id = room->guide_id[1];
+    g->n_bias = n % 3 ? n : 0;
+    g->n_prompt_ids = n % 4 ? TEST_GUIDE_MAX - n : 0;
+    g->grammar_n = n % 7 ? n : 0;
+    g->grammar = room->grammar;
+    s->guide = g->n_bias + g->n_prompt_ids + g->grammar_n ? g : NULL;
+    s->n_said = n % 5 ? n : 0;
+    s->said = s->n_said ? room->guide_id[2] : NULL;
 }
 
 static void fill_selection(struct td_selection *s, uint64_t *r, struct test_room *room,
@@ -249,12 +288,6 @@ static void fill_selection(struct td_selection *s, uint64_t *r, struct test_room
     s->layer = layer;
     s->count = count;
     s->entry = entry;
-}
-
-/* Any width, so that short and long varints occur. */
-static uint64_t some_number(uint64_t *r) {
-    uint64_t shift = test_random(r) % 60; /* one call per statement: their order is the value */
-    return test_random(r) >> shift | 1;
 }
 
 static const uint8_t *fill_blob(uint8_t *to, size_t n, uint64_t *r) {
@@ -374,6 +407,9 @@ static void fill_field(const struct field *f, struct td_msg *m, uint64_t *r,
     case SAMPLING:
         fill_sampling(p, r);
         return;
+    case SHAPE:
+        fill_shape(sampling_of(m), r, room);
+        return;
     default:
         fill_pointers(f, m, r, room);
         return;
@@ -426,6 +462,23 @@ static bool same_sampling(const struct td_sampling *a, const struct td_sampling 
     return a->temperature == b->temperature && a->top_p == b->top_p && a->min_p == b->min_p &&
            a->top_k == b->top_k && a->seed == b->seed && a->top_logprobs == b->top_logprobs &&
            a->logprobs == b->logprobs && a->ignore_eos == b->ignore_eos;
+}
+
+static bool same_shape(const struct td_sampling *a, const struct td_sampling *b) {
+    const struct td_guide *g = a->guide, *h = b->guide;
+    if (a->frequency_penalty != b->frequency_penalty ||
+        a->presence_penalty != b->presence_penalty ||
+        a->repetition_penalty != b->repetition_penalty || a->end_from != b->end_from ||
+        a->n_said != b->n_said ||
+        !same_numbers((const void *)a->said, (const void *)b->said, a->n_said))
+        return false;
+    if (!g || !h) return g == h;
+    return g->n_bias == h->n_bias && g->n_prompt_ids == h->n_prompt_ids &&
+           same_numbers((const void *)g->bias_id, (const void *)h->bias_id, g->n_bias) &&
+           same_numbers((const void *)g->bias, (const void *)h->bias, g->n_bias) &&
+           same_numbers((const void *)g->prompt_id, (const void *)h->prompt_id, g->n_prompt_ids) &&
+           g->grammar_n == h->grammar_n &&
+           (g->grammar_n == 0 || memcmp(g->grammar, h->grammar, g->grammar_n) == 0);
 }
 
 static bool same_blob(const void *a, size_t an, const void *b, size_t bn) {
@@ -495,6 +548,9 @@ static bool same_field(const struct field *f, const struct td_msg *a, const stru
                ((const struct td_key *)x)->attempt == ((const struct td_key *)y)->attempt;
     case SAMPLING:
         return same_sampling(x, y);
+    case SHAPE:
+        return same_shape(sampling_of((struct td_msg *)(uintptr_t)a),
+                          sampling_of((struct td_msg *)(uintptr_t)b));
     default:
         return same_pointers(f, a, b);
     }

@@ -5,7 +5,13 @@
 
 #include "proto/msg.h"
 
-enum { TEST_IDS_MAX = 5000, TEST_TYPES = 21, TEST_LAYERS_MAX = 3, TEST_ENTRIES_MAX = 20 };
+enum {
+    TEST_IDS_MAX = 5000,
+    TEST_TYPES = 21,
+    TEST_LAYERS_MAX = 3,
+    TEST_ENTRIES_MAX = 20,
+    TEST_GUIDE_MAX = 100
+};
 
 extern const enum td_msg_type test_types[TEST_TYPES];
 const char *test_type_name(enum td_msg_type t);
@@ -18,6 +24,10 @@ struct test_room {
     uint32_t layer[TD_TOKENS_PER_MSG_MAX][TEST_LAYERS_MAX];
     uint32_t count[TD_TOKENS_PER_MSG_MAX][TEST_LAYERS_MAX];
     uint32_t entry[TD_TOKENS_PER_MSG_MAX][TEST_LAYERS_MAX * TEST_ENTRIES_MAX];
+    struct td_guide guide;
+    int32_t guide_id[3][TEST_GUIDE_MAX]; /* bias, prompt, said */
+    float bias[TEST_GUIDE_MAX];
+    uint8_t grammar[TEST_GUIDE_MAX];
     uint8_t blob[TD_MSG_ADDRESS_MAX];
     char settings[1000];
 };

@@ -248,6 +248,11 @@ static void refuse(const struct td_msg *m) {
     assert_int_equal(td_msg_encoded_size(m), 0);
 }
 
+static void set_guide(struct td_msg *m) {
+    room.guide.n_bias = room.guide.n_prompt_ids = room.guide.grammar_n = 2;
+    m->prefill.sampling.guide = &room.guide;
+}
+
 static void test_limits(void **state) {
     (void)state;
     struct td_msg m;
@@ -267,6 +272,16 @@ static void test_limits(void **state) {
     REFUSED(ADMIT, m.admit.sampling.temperature = 0.0f / 0.0f);
     REFUSED(ADMIT, m.admit.sampling.top_logprobs = TD_TOP_LOGPROBS_MAX + 1);
     REFUSED(ADMIT, m.admit.n = TD_CHOICES_MAX + 1);
+    REFUSED(ADMIT, m.admit.sampling.frequency_penalty = 2.1f);
+    REFUSED(ADMIT, m.admit.sampling.presence_penalty = 0.0f / 0.0f);
+    REFUSED(ADMIT, m.admit.sampling.repetition_penalty = -1);
+    REFUSED(ADMIT, m.admit.sampling.n_said = 3; m.admit.sampling.said = NULL);
+    REFUSED(PREFILL, set_guide(&m); room.guide.n_bias = TD_LOGIT_BIAS_MAX + 1);
+    REFUSED(PREFILL, set_guide(&m); room.bias[0] = 0.0f / 0.0f);
+    REFUSED(PREFILL, set_guide(&m); room.guide_id[0][0] = -1);
+    REFUSED(PREFILL, set_guide(&m); room.guide_id[1][1] = -1);
+    REFUSED(PREFILL, set_guide(&m); room.guide.grammar_n = TD_GUIDE_GRAMMAR_MAX + 1);
+    REFUSED(PREFILL, set_guide(&m); room.guide.grammar = NULL);
     REFUSED(PREFILL, m.prefill.n = TD_CHOICES_MAX + 1);
     REFUSED(TOKENS, m.tokens.choice = TD_CHOICES_MAX);
     REFUSED(FINISHED, m.finished.choice = TD_CHOICES_MAX);

@@ -24,6 +24,7 @@ static uint64_t last_ticket;
 static int32_t last_id; /* delivered */
 static int32_t prompt[8 + 100] = {5, 6, 7, 8, 9, 10, 11, 12};
 static struct td_msg_admit last_admit;
+static struct td_msg_prefill last_prefill;
 static struct td_flow_times last_times; /* of the last END */
 
 static inline void say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -52,6 +53,7 @@ static inline void say_action(const struct td_flow_action *a) {
         if (a->msg.type == TD_MSG_CANCEL && a->msg.cancel.only) say("/%u", a->msg.cancel.only - 1);
         say("\n");
         if (a->msg.type == TD_MSG_ADMIT) last_admit = a->msg.admit;
+        if (a->msg.type == TD_MSG_PREFILL) last_prefill = a->msg.prefill;
         if (a->msg.type == TD_MSG_PREFILL) last_ticket = a->msg.prefill.ticket;
         return;
     }

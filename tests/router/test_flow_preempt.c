@@ -39,6 +39,45 @@ static void test_preempted_goes_on_where_it_was(void **state) {
     assert_int_equal(counts().retries, 0);
 }
 
+/* Who counts tokens is told those that stand at the prompt's end; who does not, is not. */
+static void test_preempted_says_what_was_said(void **state) {
+    (void)state;
+    static const struct td_guide guide;
+    const struct td_sampling wishes[] = {{.frequency_penalty = 1},
+                                         {.presence_penalty = -1},
+                                         {.repetition_penalty = 2},
+                                         {.guide = &guide},
+                                         {.seed = 4}};
+    for (uint64_t r = 1; r <= 5; r++) {
+        char admit[32];
+        snprintf(admit, sizeof admit, "3 ADMIT %llu.1\n", (unsigned long long)r);
+        const char *got = step((struct td_flow_event){.kind = TD_FLOW_SUBMIT,
+                                                      .submit = {.request = r,
+                                                                 .ids = prompt,
+                                                                 .n_prompt = 8,
+                                                                 .max_new = 10,
+                                                                 .sampling = wishes[r - 1]}});
+        assert_string_equal(got, admit);
+        admitted(D, r, 1);
+        assert_int_equal(last_admit.sampling.n_said, 0);
+        numbered(P, r, 1, 0, 1, 0);
+        released(P, r, 1);
+        numbered(D, r, 1, 1, 2, 1);
+        failed(D, r, 1, TD_PREEMPTED);
+        const int32_t answer[3] = {10, 11, 12};
+        assert_int_equal(last_admit.sampling.n_said, r < 5 ? 3 : 0);
+        if (r < 5) assert_memory_equal(last_admit.sampling.said, answer, sizeof answer);
+        released(D, r, 1);
+        admitted(D, r, 2);
+        assert_int_equal(last_prefill.sampling.n_said, r < 5 ? 3 : 0);
+        if (r < 5) assert_memory_equal(last_prefill.sampling.said, answer, sizeof answer);
+        numbered(P, r, 2, 0, 1, 3);
+        finished(P, r, 2, 1);
+        released(P, r, 2);
+        released(D, r, 2);
+    }
+}
+
 static void test_preempted_however_often(void **state) {
     (void)state;
     under_way();
@@ -152,13 +191,10 @@ static void test_whole_answer_survives_its_workers(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        T(test_preempted_goes_on_where_it_was),
-        T(test_preempted_however_often),
-        T(test_preempted_for_nothing),
-        T(test_preempted_waits_while_others_run),
-        T(test_preempted_waits_for_its_old_legs),
-        T(test_prefill_only_echoes_a_preemption),
-        T(test_answer_was_complete),
+        T(test_preempted_goes_on_where_it_was),    T(test_preempted_says_what_was_said),
+        T(test_preempted_however_often),           T(test_preempted_for_nothing),
+        T(test_preempted_waits_while_others_run),  T(test_preempted_waits_for_its_old_legs),
+        T(test_prefill_only_echoes_a_preemption),  T(test_answer_was_complete),
         T(test_whole_answer_survives_its_workers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -148,19 +148,28 @@ static const int32_t *keep_ids(struct sim_worker *w, const int32_t *ids, uint32_
     return c->ids;
 }
 
+/* What is in it is nothing to the machines; that each one comes back once is. */
+static void keep_guide(struct sim_worker *w, struct td_sampling *s) {
+    static const int32_t nothing[4];
+    if (s->guide != NULL) s->guide = (const void *)keep_ids(w, nothing, 4);
+}
+
 static void on_at_worker(struct sim *s, struct sim_event *e) {
     struct sim_worker *w = &s->worker[e->worker];
     if (w->my_link == 0 || w->my_link != e->b) return;
     struct td_msg *m = e->msg;
     sim_print(s, "router", w->name, m);
     if (w->role == TD_ROLE_PREFILL) {
-        if (m->type == TD_MSG_PREFILL)
+        if (m->type == TD_MSG_PREFILL) {
             m->prefill.ids = keep_ids(w, m->prefill.ids, m->prefill.n_prompt);
+            keep_guide(w, &m->prefill.sampling);
+        }
         struct td_prefill_event ev = {.kind = TD_PREFILL_MESSAGE, .msg = m};
         sim_prefill_step(s, w, &ev);
     } else {
         if (m->type == TD_MSG_ADMIT && m->admit.ids != NULL)
             m->admit.ids = keep_ids(w, m->admit.ids, m->admit.n_prompt);
+        if (m->type == TD_MSG_ADMIT) keep_guide(w, &m->admit.sampling);
         struct td_decode_event ev = {.kind = TD_DECODE_MESSAGE, .msg = m};
         sim_decode_step(s, w, &ev);
     }

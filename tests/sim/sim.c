@@ -248,6 +248,8 @@ static void make_client(struct sim *s, uint32_t i) {
     if (sim_chance(s, 30)) c->s.n_prompt = MAX_TOKENS;
     c->too_long = c->s.n_prompt + c->s.max_new > MAX_TOKENS;
     c->s.sampling.seed = sim_random(s);
+    static const struct td_guide guide;
+    if (c->s.sampling.seed & 1) c->s.sampling.guide = &guide;
     /* Most answers end soon by themselves; without that a full pool would be rare. */
     c->s.sampling.ignore_eos = c->s.max_new > 600 && sim_chance(s, 700);
     c->s.whole = sim_chance(s, 300);

@@ -162,7 +162,8 @@ static void carry_out_prefill(struct sim *s, struct sim_worker *w,
         sim_put(s, w, a);
         return;
     case TD_PREFILL_FREE_IDS:
-        give_ids(s, w, a->ids);
+        give_ids(s, w, a->lent.ids);
+        if (a->lent.guide != NULL) give_ids(s, w, (const void *)a->lent.guide);
         return;
     }
 }
@@ -278,6 +279,9 @@ static void carry_out_decode(struct sim *s, struct sim_worker *w, struct td_deco
         return;
     case TD_DECODE_FREE_IDS:
         give_ids(s, w, a->ids);
+        return;
+    case TD_DECODE_FREE_GUIDE:
+        give_ids(s, w, (const void *)a->guide);
         return;
     }
 }
