@@ -55,6 +55,14 @@ void tiny_add(json_t *root, int id, const char *name, bool normalized) {
                                     normalized, "special", 1));
 }
 
+void tiny_add_base(json_t *root, int id, const char *bytes) {
+    char text[256];
+    assert(strlen(bytes) < sizeof text / 2);
+    letters(bytes, text);
+    json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab");
+    json_object_set_new(vocab, text, json_integer(id));
+}
+
 static json_t *split(const char *pattern) {
     return json_pack("{s:s, s:{s:s}, s:s, s:b}", "type", "Split", "pattern", "Regex", pattern,
                      "behavior", "Isolated", "invert", 0);

@@ -25,6 +25,9 @@ json_t *tiny_json(void);
 /* Adds an added token to a tokenizer.json. */
 void tiny_add(json_t *root, int id, const char *name, bool normalized);
 
+/* Adds a base token of those bytes (no NUL), which encoding never yields. */
+void tiny_add_base(json_t *root, int id, const char *bytes);
+
 /* Writes `root` (taken over) to a folder of its own, loads it, removes the folder. */
 td_status tiny_load(json_t *root, struct td_tokenizer **ret_t, struct td_error *err);
 

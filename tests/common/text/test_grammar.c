@@ -1,0 +1,244 @@
+/* Masks against their definition: at every state of random walks the mask is exactly the tokens
+ * that the matcher takes one by one, from a cache that is large, small, or too small for one
+ * state. Further: any split of the bytes into tokens leads to the same position, a saved position
+ * is the position, depth ends without a dead end. What schemas mean is grammar_compare.py's. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "common/text/grammar.h"
+#include "tests/common/text/tiny.h"
+
+enum { DSML = TINY_SIZE, FIRST = TINY_SIZE + 1 };
+
+/* Tokens that end strings, open several levels, cut characters and escapes. */
+static const char *const pieces[] = {
+    "{\"",   "\":",  "\": ",   "\",\"", "\", \"", "\"}",  "},{",      "[[",      "[[[[[[[[",  "]]",
+    "\"]",   "{}",   "[]",     "},",    "]}",     "null", "true",     "false",   ",\n    ",   "\n  ",
+    "  ",    "   ",  "\\u",    "\\ud8", "3d\\ud", "e00",  "\\\"",     "\\\\",    "u00",       "00e9",
+    "\"\"",  "-1",   "12.5e",  "e+1",   "0.",     "99",   "\"a\":",   "\"b",     "a\":[{\"a", "\xE4\xB8",
+    "\xAD",  "\xE4", "\xBD\xA0", "\xF0\x9F\x98", "\x80",  "name",     "=\"",     "\">\n",     "invoke",
+    "parameter", "</", " string=\"", "true\">", "tool_calls>\n", "\n\n<", ">x</", "}}}}", "\"a\"", "{\"a\":1}",
+    "2026-", "-01", "T00:", ":00", "Z\"", "\xEF\xBD\x9C", "\"x", "5\"",
+};
+enum { PIECES = sizeof pieces / sizeof *pieces, VOCAB = FIRST + PIECES + 40, WORDS = (VOCAB + 31) / 32 };
+
+static struct td_tokenizer *tok;
+static uint64_t seed;
+
+static int load(void **state) {
+    (void)state;
+    struct td_error err = {0};
+    json_t *root = tiny_json();
+    tiny_add(root, DSML, "｜DSML｜", true);
+    for (int i = 0; i < PIECES; i++)
+        tiny_add_base(root, FIRST + i, pieces[i]);
+    if (tiny_load(root, &tok, &err) != TD_OK) fprintf(stderr, "%s\n", err.text);
+    assert_non_null(tok);
+    seed = tiny_seed();
+    return 0;
+}
+
+static int unload(void **state) {
+    (void)state;
+    td_tokenizer_destroy(tok);
+    return 0;
+}
+
+static struct td_grammars *store(size_t mask_bytes, size_t max) {
+    struct td_error err = {0};
+    struct td_grammars *s = NULL;
+    struct td_grammars_params p = {.t = tok,
+                                   .vocab = VOCAB,
+                                   .eos = TINY_EOS,
+                                   .dsml = DSML,
+                                   .think_end = TINY_THINK_END,
+                                   .grammars_max = max,
+                                   .mask_bytes = mask_bytes};
+    if (td_grammars_create(&p, &s, &err) != TD_OK) fail_msg("%s", err.text);
+    return s;
+}
+
+static const struct td_grammar *open_spec(struct td_grammars *s, const struct td_grammar_spec *spec) {
+    struct td_error err = {0};
+    struct td_bytes bytes = {0};
+    const struct td_grammar *g = NULL;
+    if (td_grammar_compile(spec, &bytes, &err) != TD_OK) fail_msg("%s", err.text);
+    if (td_grammars_open(s, bytes.p, bytes.n, &g, &err) != TD_OK) fail_msg("%s", err.text);
+    td_bytes_free(&bytes);
+    return g;
+}
+
+static bool has(const uint32_t *mask, int32_t id) { return mask[id / 32] >> (id % 32) & 1; }
+
+static bool same(const struct td_matcher *a, const struct td_matcher *b) {
+    uint8_t x[TD_MATCH_SAVED_MAX], y[TD_MATCH_SAVED_MAX];
+    size_t n = td_matcher_save(a, x);
+    return n == td_matcher_save(b, y) && memcmp(x, y, n) == 0;
+}
+
+/* ---- masks ---- */
+
+static void check_mask(struct td_grammars *s, const struct td_matcher *m, uint32_t *mask) {
+    td_grammars_mask(s, m, mask);
+    int allowed = 0;
+    for (int32_t id = 0; id < VOCAB; id++) {
+        struct td_matcher next = *m;
+        bool taken = td_grammars_token(s, &next, id);
+        if (taken != has(mask, id))
+            fail_msg("token %d: mask %d, matcher %d", id, has(mask, id), taken);
+        if (!taken) assert_true(same(&next, m));
+        allowed += taken;
+    }
+    assert_true(allowed > 0);
+}
+
+/* The same bytes one by one, and in random stretches, are the same position. */
+static void check_split(const struct td_matcher *before, const struct td_matcher *after, int32_t id) {
+    struct td_matcher by_byte = *before;
+    size_t n;
+    const char *p = td_tokenizer_bytes(tok, id, &n);
+    if (td_tokenizer_is_special(tok, id)) return;
+    for (size_t i = 0; i < n; i++)
+        assert_true(td_matcher_bytes(&by_byte, p + i, 1));
+    assert_true(same(&by_byte, after));
+}
+
+static void check_saved(const struct td_matcher *m) {
+    struct td_error err = {0};
+    struct td_matcher l;
+    uint8_t p[TD_MATCH_SAVED_MAX];
+    size_t n = td_matcher_save(m, p);
+    assert_int_equal(td_matcher_load(&l, m->g, p, n, &err), TD_OK);
+    assert_true(same(&l, m));
+    if (n > 10) assert_int_equal(td_matcher_load(&l, m->g, p, n - 1, &err), TD_CORRUPT);
+    p[3] ^= 1;
+    assert_int_equal(td_matcher_load(&l, m->g, p, n, &err), TD_CORRUPT);
+}
+
+static int32_t choose(const uint32_t *mask) {
+    int n = 0;
+    for (int32_t id = 0; id < VOCAB; id++)
+        n += has(mask, id);
+    uint32_t k = tiny_random(&seed, (uint32_t)n);
+    for (int32_t id = 0; id < VOCAB; id++)
+        if (has(mask, id) && k-- == 0) return id;
+    return -1;
+}
+
+static void walk(struct td_grammars *s, const struct td_grammar *g, int steps) {
+    uint32_t mask[WORDS];
+    struct td_matcher m, before;
+    td_matcher_init(&m, g);
+    for (int i = 0; i < steps && !m.ended; i++) {
+        check_mask(s, &m, mask);
+        assert_int_equal(has(mask, TINY_EOS), td_matcher_may_end(&m));
+        int32_t id = choose(mask);
+        before = m;
+        assert_true(td_grammars_token(s, &m, id));
+        if (id != TINY_EOS) check_split(&before, &m, id);
+        check_saved(&m);
+    }
+    if (!m.ended) return;
+    td_grammars_mask(s, &m, mask);
+    for (int i = 0; i < WORDS; i++)
+        assert_int_equal(mask[i], 0);
+}
+
+#define SCHEMA(t) {.content = TD_CONTENT_SCHEMA, .text = (t), .n = sizeof(t) - 1}
+
+static const struct td_grammar_spec specs[] = {
+    {.content = TD_CONTENT_OBJECT},
+    {.content = TD_CONTENT_OBJECT, .reasoning = true},
+};
+enum { SPECS = sizeof specs / sizeof *specs };
+
+static void masks_are_what_the_matcher_takes(void **state) {
+    (void)state;
+    struct td_grammars *s = store(8 << 20, 64);
+    for (int i = 0; i < SPECS; i++) {
+        const struct td_grammar *g = open_spec(s, &specs[i]);
+        if (i % 2) (void)td_grammars_warm(s, g, 10000);
+        for (int k = 0; k < 12; k++)
+            walk(s, g, 40);
+        td_grammars_close(s, g);
+    }
+    td_grammars_destroy(s);
+}
+
+/* ---- depth ---- */
+
+static void depth_ends_without_a_dead_end(void **state) {
+    (void)state;
+    struct td_grammars *s = store(8 << 20, 4);
+    const struct td_grammar *g = open_spec(s, &specs[0]);
+    struct td_matcher m;
+    uint32_t mask[WORDS];
+    int depth = 0;
+    td_matcher_init(&m, g);
+    assert_true(td_matcher_bytes(&m, "{\"a\":", 5));
+    for (; td_matcher_bytes(&m, "[", 1); depth++)
+        check_mask(s, &m, mask);
+    assert_in_range(depth, TD_MATCH_DEPTH - 4, TD_MATCH_DEPTH);
+    assert_true(has(mask, ']'));
+    for (; depth > 0; depth--) {
+        check_mask(s, &m, mask);
+        assert_true(td_matcher_bytes(&m, "]", 1));
+    }
+    assert_true(td_matcher_bytes(&m, "}", 1));
+    assert_true(td_matcher_may_end(&m));
+    td_grammars_close(s, g);
+    td_grammars_destroy(s);
+}
+
+/* ---- what JSON is ---- */
+
+static bool accepts(const struct td_grammar *g, const char *text, size_t n) {
+    struct td_matcher m;
+    td_matcher_init(&m, g);
+    return td_matcher_bytes(&m, text, n) && td_matcher_may_end(&m);
+}
+
+static void any_object(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        bool json;
+    } t[] = {
+        {"{}", true}, {"{ }", true}, {"{\n}", true}, {"{\"a\": 1, \"b\": [true, false, null]}", true},
+        {"{\n    \"a\": {\n        \"b\": -0.5e+10\n    }\n}", true}, {"{\n\t\"a\": 1\n}", true},
+        {"{\"a\":\"\\u00e9\\ud83d\\ude00 \\\" \\\\ \\/ \\b\\f\\n\\r\\t\"}", true},
+        {"{\"\":\"é毕🙂\x7F\"}", true}, {"{\"a\":0}", true}, {"{\"a\":1E5}", true},
+        {"", false}, {"[]", false}, {"{", false}, {"{\"a\"}", false}, {"{\"a\":}", false},
+        {"{\"a\":1,}", false}, {"{,}", false}, {"{\"a\":01}", false}, {"{\"a\":1.}", false},
+        {"{\"a\":.5}", false}, {"{\"a\":+1}", false}, {"{\"a\":-}", false}, {"{\"a\":1e}", false},
+        {"{\"a\":\"\n\"}", false}, {"{\"a\":\"\\x\"}", false}, {"{\"a\":\"\\u12g4\"}", false},
+        {"{\"a\":\"\\ud800\"}", false}, {"{\"a\":\"\\ude00\"}", false},
+        {"{\"a\":\"\\ud83d\\u0041\"}", false}, {"{\"a\":\"\xC0\x80\"}", false},
+        {"{\"a\":\"\xED\xA0\x80\"}", false}, {"{\"a\":\"\xF4\x90\x80\x80\"}", false},
+        {"{\"a\":\"\xE6\xAF\"}", false}, {"{\"a\":tru}", false}, {"{}}", false}, {" {}", false},
+        {"{}\n", false}, {"{'a':1}", false}, {"{\"a\":1 }", true}, {"{\"a\":1\n\n}", false},
+        {"{\"a\" :1}", false}, {"{  }", false}, {"{\"a\":NaN}", false},
+    };
+    struct td_grammars *s = store(8 << 20, 4);
+    const struct td_grammar *g = open_spec(s, &specs[0]);
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++)
+        if (accepts(g, t[i].text, strlen(t[i].text)) != t[i].json)
+            fail_msg("%s: expected %s", t[i].text, t[i].json ? "accepted" : "refused");
+    td_grammars_destroy(s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(masks_are_what_the_matcher_takes),
+        cmocka_unit_test(depth_ends_without_a_dead_end),
+        cmocka_unit_test(any_object),
+    };
+    return cmocka_run_group_tests(tests, load, unload);
+}
