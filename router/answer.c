@@ -6,23 +6,24 @@
 
 #include "router/api_anthropic.h"
 
-static void echo_prompt(struct td_answer *a, const struct td_ids *prompt) {
+static void echo_prompt(struct td_json_out *w, const struct td_chat *chat,
+                        const struct td_ids *prompt) {
     for (size_t i = 0; i < prompt->n; i++) {
         size_t n;
-        if (td_tokenizer_is_special(a->chat->t, prompt->ids[i])) continue;
-        const char *bytes = td_tokenizer_bytes(a->chat->t, prompt->ids[i], &n);
-        td_json_raw(&a->echo, bytes, n);
+        if (td_tokenizer_is_special(chat->t, prompt->ids[i])) continue;
+        const char *bytes = td_tokenizer_bytes(chat->t, prompt->ids[i], &n);
+        td_json_raw(w, bytes, n);
     }
 }
 
 td_status td_answer_init(struct td_answer *a, const struct td_api_params *p,
-                         const struct td_chat *chat, const struct td_ids *prompt, const char *model,
-                         struct td_error *err) {
+                         const struct td_chat *chat, const struct td_prompts *prompts,
+                         const char *model, struct td_error *err) {
     bool is_chat = p->kind != TD_API_COMPLETIONS;
     struct td_reply_params rp = {
         .chat = chat,
         .plain = !is_chat,
-        .reasoning = is_chat && td_chat_opens_reasoning(chat, prompt),
+        .reasoning = is_chat && td_chat_opens_reasoning(chat, &prompts->p[0].ids),
         .calls = p->calls,
         .one_call = p->one_call,
         .stops = p->stops,
@@ -36,16 +37,18 @@ td_status td_answer_init(struct td_answer *a, const struct td_api_params *p,
     a->params.n_stops = 0;
     a->chat = chat;
     a->model = model;
-    a->n_prompt = (uint32_t)prompt->n;
-    if (p->echo) echo_prompt(a, prompt);
-    if (a->echo.failed) return td_fail(err, TD_NO_MEMORY, "no memory for the prompt's text");
-    a->text = calloc(p->n, sizeof *a->text);
-    if (!a->text) return td_fail(err, TD_NO_MEMORY, "no memory for %u choices", p->n);
-    for (; a->n < p->n; a->n++) {
-        a->text[a->n].topk.n_prompt = (uint32_t)prompt->n;
-        if (!p->stream) td_json_raw(&a->text[a->n].content, a->echo.p, a->echo.n);
-        TD_TRY(td_reply_init(&a->text[a->n].reply, &rp, err));
-        a->text[a->n].reply_ready = true;
+    a->n_prompt = (uint32_t)td_prompts_tokens(prompts);
+    uint32_t n = prompts->n * p->n;
+    a->text = calloc(n, sizeof *a->text);
+    if (!a->text) return td_fail(err, TD_NO_MEMORY, "no memory for %u choices", n);
+    for (; a->n < n; a->n++) {
+        struct td_answer_text *t = &a->text[a->n];
+        const struct td_ids *prompt = &prompts->p[a->n / p->n].ids;
+        t->topk.n_prompt = (uint32_t)prompt->n;
+        if (p->echo) echo_prompt(&t->content, chat, prompt);
+        if (t->content.failed) return td_fail(err, TD_NO_MEMORY, "no memory for the prompt's text");
+        TD_TRY(td_reply_init(&t->reply, &rp, err));
+        t->reply_ready = true;
     }
     return TD_OK;
 }
@@ -67,7 +70,6 @@ void td_answer_finish(struct td_answer *a) {
     for (uint32_t i = 0; i < a->n; i++)
         free_text(&a->text[i]);
     free(a->text);
-    td_json_out_free(&a->echo);
     td_json_out_free(&a->head);
     td_responses_free(a->responses);
     *a = (struct td_answer){0};
@@ -93,9 +95,11 @@ void td_answer_begin(struct td_answer *a, struct td_http_conn *c, struct td_json
         td_answer_head(a);
     }
     bool chat = a->params.kind == TD_API_CHAT;
-    for (uint32_t i = 0; i < a->n && (chat || a->echo.n); i++) {
-        td_answer_chunk(a, i, scratch, chat ? TD_CHUNK_ROLE : TD_CHUNK_CONTENT, 0, a->echo.p,
-                        a->echo.n, NULL);
+    for (uint32_t i = 0; i < a->n && (chat || a->params.echo); i++) {
+        struct td_json_out *echo = &a->text[i].content;
+        td_answer_chunk(a, i, scratch, chat ? TD_CHUNK_ROLE : TD_CHUNK_CONTENT, 0, echo->p, echo->n,
+                        NULL);
+        td_json_out_free(echo);
         if (!emit(a, c, scratch)) return;
     }
 }
@@ -196,8 +200,7 @@ void td_answer_tokens(struct td_answer *a, struct td_http_conn *c, struct td_jso
 }
 
 /* After the last choice. */
-static void end_all(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
-                    uint32_t n_prompt) {
+static void end_all(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch) {
     for (uint32_t i = 0; i < a->n; i++) {
         const struct td_answer_text *t = &a->text[i];
         if (!t->content.failed && !t->reasoning.failed && !t->topk.ready.failed) continue;
@@ -210,12 +213,12 @@ static void end_all(struct td_answer *a, struct td_http_conn *c, struct td_json_
         if (a->form)
             a->form->document(a, scratch, &a->text[0]);
         else
-            td_answer_document(a, scratch, n_prompt);
+            td_answer_document(a, scratch);
         td_http_reply(c, 200, "application/json", scratch->p, scratch->n);
         return;
     }
     if (a->params.include_usage) {
-        td_answer_usage_chunk(a, scratch, n_prompt);
+        td_answer_usage_chunk(a, scratch);
         if (!emit(a, c, scratch)) return;
     }
     if (!a->form) td_sse_done(c);
@@ -223,7 +226,7 @@ static void end_all(struct td_answer *a, struct td_http_conn *c, struct td_json_
 }
 
 void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
-                   uint32_t choice, enum td_finish reason, uint32_t n_prompt, uint32_t n_tokens) {
+                   uint32_t choice, enum td_finish reason, uint32_t n_tokens) {
     static const char *const finishes[] = {
         [TD_REPLY_STOP] = "stop", [TD_REPLY_LENGTH] = "length", [TD_REPLY_CALLS] = "tool_calls"};
     struct td_answer_text *t = &a->text[choice];
@@ -240,7 +243,7 @@ void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_o
             td_answer_chunk(a, choice, scratch, TD_CHUNK_LAST, 0, "", 0, t->finish);
         if (!emit(a, c, scratch)) return;
     }
-    if (a->n_ended == a->n) end_all(a, c, scratch, n_prompt);
+    if (a->n_ended == a->n) end_all(a, c, scratch);
 }
 
 void td_answer_fail(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,

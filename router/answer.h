@@ -16,6 +16,7 @@
 #include "common/text/reply.h"
 #include "proto/msg.h"
 #include "router/api_params.h"
+#include "router/api_prompt.h"
 #include "router/api_responses.h"
 #include "router/sse.h"
 #include "router/topk_json.h"
@@ -29,9 +30,10 @@ struct td_answer_call {
 struct td_answer_text {
     struct td_reply reply;
     bool reply_ready;
-    bool stopped;                          /* a stop string is complete, or the calls are */
-    struct td_json_out content, reasoning; /* plain text, of an answer that is not streamed */
-    struct td_answer_call *calls;          /* [n_calls] */
+    bool stopped; /* a stop string is complete, or the calls are */
+    /* plain text, of an answer that is not streamed; the prompt's first, if it shall be echoed */
+    struct td_json_out content, reasoning;
+    struct td_answer_call *calls; /* [n_calls] */
     uint32_t n_calls;
     struct td_token *tokens; /* [cap_tokens]: logprobs not yet written */
     uint32_t n_tokens, cap_tokens;
@@ -68,19 +70,19 @@ struct td_answer {
     int64_t created;
     bool broken;                 /* no memory: the stream was cut, the connection let go */
     uint64_t n_sent;             /* chunks */
-    struct td_answer_text *text; /* [n] */
+    struct td_answer_text *text; /* [n]: params.n for each prompt, prompt after prompt */
     uint32_t n, n_ended;
-    uint32_t n_prompt;
-    struct td_json_out echo; /* plain text of the prompt, if it shall come first */
+    uint32_t n_prompt;       /* tokens of all prompts */
     struct td_json_out head; /* what every chunk of OpenAI's begins with; of a stream */
     uint32_t n_blocks;       /* of a form: opened, and what the last one is */
     uint8_t block;
 };
 
-/* Takes the parameters and the memory of the output machines. `prompt` tells whether the answer
- * starts inside the reasoning. td_answer_finish is allowed whatever happened. */
+/* Takes the parameters and the memory of the output machines. The prompt tells whether the answer
+ * starts inside the reasoning; only completions have several. td_answer_finish is allowed whatever
+ * happened. */
 TD_MUST_USE td_status td_answer_init(struct td_answer *a, const struct td_api_params *p,
-                                     const struct td_chat *chat, const struct td_ids *prompt,
+                                     const struct td_chat *chat, const struct td_prompts *prompts,
                                      const char *model, struct td_error *err);
 void td_answer_finish(struct td_answer *a);
 
@@ -94,7 +96,7 @@ void td_answer_tokens(struct td_answer *a, struct td_http_conn *c, struct td_jso
 /* A choice is complete after n_tokens: its last chunk. The last choice to end brings the whole
  * document, or the end of the stream, and ends the exchange. */
 void td_answer_end(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
-                   uint32_t choice, enum td_finish reason, uint32_t n_prompt, uint32_t n_tokens);
+                   uint32_t choice, enum td_finish reason, uint32_t n_tokens);
 /* It will not be completed: an error frame and an unclean end when streaming has begun, else an
  * error answer. Ends the exchange. */
 void td_answer_fail(struct td_answer *a, struct td_http_conn *c, struct td_json_out *scratch,
@@ -118,8 +120,8 @@ void td_answer_head(struct td_answer *a);
 void td_answer_chunk(struct td_answer *a, uint32_t choice, struct td_json_out *w,
                      enum td_chunk kind, uint32_t call, const char *text, size_t n,
                      const char *finish);
-void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w, uint32_t n_prompt);
-void td_answer_document(struct td_answer *a, struct td_json_out *w, uint32_t n_prompt);
+void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w);
+void td_answer_document(struct td_answer *a, struct td_json_out *w);
 
 /* The array of logprobs of tokens `from`.. of a choice, as the chat API writes it. */
 void td_answer_logprobs(struct td_json_out *w, const struct td_answer *a,

@@ -160,8 +160,8 @@ static void finish_field(struct td_json_out *w, const char *finish) {
         td_json_null(w);
 }
 
-/* The prompt was computed once, whatever came of it. */
-static void usage(struct td_json_out *w, const struct td_answer *a, uint32_t n_prompt) {
+/* A prompt was computed once, whatever came of it. */
+static void usage(struct td_json_out *w, const struct td_answer *a) {
     uint64_t sampled = 0, reasoning = 0;
     for (uint32_t i = 0; i < a->n; i++) {
         sampled += a->text[i].n_sampled;
@@ -170,11 +170,11 @@ static void usage(struct td_json_out *w, const struct td_answer *a, uint32_t n_p
     td_json_key(w, "usage");
     td_json_open(w, '{');
     td_json_key(w, "prompt_tokens");
-    td_json_u64(w, n_prompt);
+    td_json_u64(w, a->n_prompt);
     td_json_key(w, "completion_tokens");
     td_json_u64(w, sampled);
     td_json_key(w, "total_tokens");
-    td_json_u64(w, n_prompt + sampled);
+    td_json_u64(w, a->n_prompt + sampled);
     if (a->params.kind == TD_API_CHAT) {
         td_json_key(w, "completion_tokens_details");
         td_json_open(w, '{');
@@ -281,10 +281,10 @@ void td_answer_chunk(struct td_answer *a, uint32_t choice, struct td_json_out *w
     td_json_close(w, '}');
 }
 
-void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w, uint32_t n_prompt) {
+void td_answer_usage_chunk(const struct td_answer *a, struct td_json_out *w) {
     open_chunk(w, a);
     td_json_close(w, ']');
-    usage(w, a, n_prompt);
+    usage(w, a);
     td_json_close(w, '}');
 }
 
@@ -347,11 +347,11 @@ static void whole_choice(struct td_json_out *w, struct td_answer *a, uint32_t ch
     td_json_close(w, '}');
 }
 
-void td_answer_document(struct td_answer *a, struct td_json_out *w, uint32_t n_prompt) {
+void td_answer_document(struct td_answer *a, struct td_json_out *w) {
     head(w, a, a->params.kind == TD_API_CHAT ? "chat.completion" : "text_completion");
     for (uint32_t i = 0; i < a->n; i++)
         whole_choice(w, a, i);
     td_json_close(w, ']');
-    usage(w, a, n_prompt);
+    usage(w, a);
     td_json_close(w, '}');
 }

@@ -168,12 +168,12 @@ static void write_requests(struct td_json_out *w, const struct td_serve *s, uint
     td_json_open(w, '[');
     TD_LIST_EACH (&s->requests, it) {
         const struct td_request *r = TD_CONTAINER(it, struct td_request, link);
-        bool running = r->stage == TD_REQUEST_RUNNING; /* else its prompt is another thread's */
+        bool running = r->stage == TD_REQUEST_RUNNING; /* else its prompts are another thread's */
         td_json_open(w, '{');
         text(w, "id", r->answer.id);
         text(w, "request_id", r->request_id);
         text(w, "stage", !running ? "preparing" : r->n_tokens ? "streaming" : "waiting");
-        number(w, "prompt_tokens", running ? r->prompt.n : 0);
+        number(w, "prompt_tokens", running ? td_prompts_tokens(&r->prompts) : 0);
         number(w, "tokens", r->n_tokens);
         number(w, "choices", running ? r->answer.n : 0);
         number(w, "choices_ended", running ? r->answer.n_ended : 0);

@@ -278,8 +278,8 @@ static td_status read_echo(const struct td_fields *f, struct td_api_params *p) {
     TD_TRY(td_field_bool(f, "echo", &p->echo));
     if (!p->echo || !p->sampling.logprobs) return TD_OK;
     return td_api_refuse(f->e, 400, "unsupported_value", "echo",
-                         "echo: logprobs of the prompt are not computed here; expected echo or "
-                         "logprobs, found both");
+                         "echo: logprobs of the prompt need logits of all its rows, and a worker "
+                         "computes those of the last one; expected echo or logprobs, found both");
 }
 
 td_status td_api_params_read(const json_t *root, enum td_api_kind kind,

@@ -46,6 +46,11 @@ static const struct td_param request_params[] = {
     {"top_k", TD_PARAM_READ, NULL},
     {"min_p", TD_PARAM_READ, NULL},
     {"ignore_eos", TD_PARAM_READ, NULL},
+    {"logit_bias", TD_PARAM_READ, NULL},
+    {"repetition_penalty", TD_PARAM_READ, NULL},
+    {"presence_penalty", TD_PARAM_READ, NULL},
+    {"frequency_penalty", TD_PARAM_READ, NULL},
+    {"min_tokens", TD_PARAM_READ, NULL},
     {"chat_template_kwargs", TD_PARAM_READ, NULL},
     {0},
 };
@@ -310,6 +315,11 @@ static td_status read_rest(const struct td_fields *f, json_t *chat) {
                 {"top_k", "top_k"},
                 {"min_p", "min_p"},
                 {"ignore_eos", "ignore_eos"},
+                {"logit_bias", "logit_bias"},
+                {"repetition_penalty", "repetition_penalty"},
+                {"presence_penalty", "presence_penalty"},
+                {"frequency_penalty", "frequency_penalty"},
+                {"min_tokens", "min_tokens"},
                 {"chat_template_kwargs", "chat_template_kwargs"}};
     static const struct td_param options[] = {{"include_obfuscation", TD_PARAM_FALSE, NULL}, {0}};
     const json_t *v = NULL;

@@ -76,7 +76,7 @@ struct td_http_server {
     uv_tcp_t listener;
     uv_timer_t tick;
     uv_prepare_t turn; /* before the loop waits: what streams wrote in this turn goes out */
-    uv_tcp_t spare; /* takes and closes a connection there was no memory for */
+    uv_tcp_t spare;    /* takes and closes a connection there was no memory for */
     bool spare_used, spare_wanted;
     bool listener_open, tick_open, stopping;
     size_t bodies_n; /* bytes of bodies not yet taken */

@@ -23,8 +23,8 @@ void td_json_raw(struct td_json_out *w, const char *bytes, size_t n);
 /* A whole JSON value written elsewhere, with the comma it needs. */
 void td_json_value(struct td_json_out *w, const char *json, size_t n);
 
-void td_json_open(struct td_json_out *w, char bracket);  /* '{' or '[' */
-void td_json_close(struct td_json_out *w, char bracket); /* '}' or ']' */
+void td_json_open(struct td_json_out *w, char bracket);   /* '{' or '[' */
+void td_json_close(struct td_json_out *w, char bracket);  /* '}' or ']' */
 void td_json_key(struct td_json_out *w, const char *key); /* a name of ours: nothing to escape */
 void td_json_str(struct td_json_out *w, const char *s, size_t n);
 void td_json_text(struct td_json_out *w, const char *s); /* terminated */

@@ -28,13 +28,14 @@ static void log_end(const struct td_request *r, enum td_outcome outcome, int sta
                     const struct td_flow_times *t, const char *text) {
     static const struct td_flow_times none;
     if (!t) t = &none;
-    td_info("request %s id=%s status=%d %s prompt=%zu tokens=%u prepare=%.1fms queue=%.1fms "
+    td_info("request %s id=%s status=%d %s prompt=%llu tokens=%u prepare=%.1fms queue=%.1fms "
             "first=%.1fms total=%.1fms attempts=%u %s>%s%s%s",
             r->request_id, r->answer.id[0] ? r->answer.id : "-", status, td_outcome_label(outcome),
-            r->prompt.n, r->n_tokens, ms(r->arrived_ns, r->prepared_ns),
-            ms(t->submitted, t->admitted), ms(r->arrived_ns, r->first_ns),
-            ms(r->arrived_ns, td_now_ns()), t->attempts, worker_name(r->s, t->pair.prefill),
-            worker_name(r->s, t->pair.decode), text ? ": " : "", text ? text : "");
+            (unsigned long long)td_prompts_tokens(&r->prompts), r->n_tokens,
+            ms(r->arrived_ns, r->prepared_ns), ms(t->submitted, t->admitted),
+            ms(r->arrived_ns, r->first_ns), ms(r->arrived_ns, td_now_ns()), t->attempts,
+            worker_name(r->s, t->pair.prefill), worker_name(r->s, t->pair.decode), text ? ": " : "",
+            text ? text : "");
 }
 
 /* Settles the accounts and puts the request where reap finds it. */
@@ -58,8 +59,8 @@ void td_request_reap(struct td_serve *s) {
         if (r->held) continue;
         td_list_remove(&r->link);
         td_answer_finish(&r->answer);
-        td_ids_free(&r->prompt);
-        td_api_guide_free(&r->guide);
+        td_prompts_free(&r->prompts);
+        free(r->choice);
         free(r->body);
         free(r);
     }
@@ -93,6 +94,20 @@ static void set_out_of_memory(struct td_api_error *e) {
     e->retry_after_s = 1;
 }
 
+/* What depends on the prompt. Without a seed each prompt has its own: equal prompts are not meant
+ * to have equal answers. */
+static td_status prepare_sampling(struct td_request *r, const json_t *root, struct td_api_params p,
+                                  struct td_prompt *prompt) {
+    int32_t vocab = td_tokenizer_size(r->s->chat.t);
+    TD_TRY(td_api_guide_make(root, &p, &prompt->ids, vocab, &prompt->guide, &r->error));
+    if (p.min_new) p.sampling.end_from = (uint32_t)prompt->ids.n + p.min_new;
+    if (!p.seed_given &&
+        getrandom(&p.sampling.seed, sizeof p.sampling.seed, 0) != sizeof p.sampling.seed)
+        return td_api_refuse(&r->error, 500, NULL, NULL, "no random numbers from the system");
+    prompt->sampling = p.sampling;
+    return TD_OK;
+}
+
 /* `root` is a chat request, or completions'. */
 static td_status prepare_root(struct td_request *r, const json_t *root) {
     struct td_api_params p;
@@ -102,17 +117,16 @@ static td_status prepare_root(struct td_request *r, const json_t *root) {
     TD_TRY(td_api_params_read(root, completions ? r->kind : TD_API_CHAT, &r->s->defaults, &p,
                               &r->error));
     p.kind = r->kind;
+    struct td_ids *prompt = completions ? NULL : td_prompts_add(&r->prompts, &r->error);
     if (completions)
-        TD_TRY(td_api_completions_prompt(root, chat, &r->prompt, &r->error));
+        TD_TRY(td_api_completions_prompts(root, chat, &r->prompts, &r->error));
+    else if (!prompt)
+        return TD_INVALID;
     else
-        TD_TRY(td_api_chat_prompt(root, &p, chat, &r->prompt, &r->error));
-    TD_TRY(
-        td_api_guide_make(root, &p, &r->prompt, td_tokenizer_size(chat->t), &r->guide, &r->error));
-    if (p.min_new) p.sampling.end_from = (uint32_t)r->prompt.n + p.min_new;
-    if (!p.seed_given &&
-        getrandom(&p.sampling.seed, sizeof p.sampling.seed, 0) != sizeof p.sampling.seed)
-        return td_api_refuse(&r->error, 500, NULL, NULL, "no random numbers from the system");
-    td_status st = td_answer_init(&r->answer, &p, chat, &r->prompt, r->s->defaults.model, &err);
+        TD_TRY(td_api_chat_prompt(root, &p, chat, prompt, &r->error));
+    for (uint32_t i = 0; i < r->prompts.n; i++)
+        TD_TRY(prepare_sampling(r, root, p, &r->prompts.p[i]));
+    td_status st = td_answer_init(&r->answer, &p, chat, &r->prompts, r->s->defaults.model, &err);
     if (st == TD_NO_MEMORY)
         set_out_of_memory(&r->error);
     else if (st != TD_OK)
@@ -153,88 +167,12 @@ static void prepare(uv_work_t *work) {
 
 /* ---- submission, back on the loop ---- */
 
-/* Holds the prompt and the output limit against what the workers can hold. */
-static td_status check_length(struct td_request *r) {
-    struct td_serve *s = r->s;
-    struct td_api_params *p = &r->answer.params;
-    uint64_t n = r->prompt.n;
-    uint64_t limit = td_fleet_limit(td_flow_fleet(s->flow), s->config->router_colocate);
-    if (s->config->max_context && s->config->max_context < limit) limit = s->config->max_context;
-    const char *param = r->kind == TD_API_COMPLETIONS ? "prompt"
-                        : r->kind == TD_API_RESPONSES ? "input"
-                                                      : "messages";
-    if (n + 1 > limit)
-        return td_api_refuse(&r->error, 400, "context_length_exceeded", param,
-                             "the prompt is %llu tokens long; the limit is %llu tokens, prompt and "
-                             "answer together",
-                             (unsigned long long)n, (unsigned long long)limit);
-    if (n + p->max_new <= limit) return TD_OK;
-    if (p->max_new_given)
-        return td_api_refuse(&r->error, 400, "context_length_exceeded", param,
-                             "the prompt is %llu tokens long and up to %u more are wanted, %llu "
-                             "together; the limit is %llu tokens",
-                             (unsigned long long)n, p->max_new,
-                             (unsigned long long)(n + p->max_new), (unsigned long long)limit);
-    p->max_new = (uint32_t)(limit - n);
-    return TD_OK;
-}
-
-/* Selections are large: few requests may ask for them at a time, and an answer that is kept until
- * its end has a bound. What is streamed is bounded by what the client may leave unread. */
-static td_status check_topk(struct td_request *r) {
-    enum { KEPT_BYTES_MAX = 128 << 20 };
-    struct td_serve *s = r->s;
-    struct td_api_params *p = &r->answer.params;
-    uint64_t most = s->config->router_max_topk_requests;
-    if (!p->sampling.selections) return TD_OK;
-    if (s->n_topk >= most) {
-        (void)td_api_refuse(&r->error, 429, "overloaded", "return_indexer_topk",
-                            "%u requests with return_indexer_topk are in flight, the limit is "
-                            "%llu; try again later",
-                            s->n_topk, (unsigned long long)most);
-        r->error.retry_after_s = 1;
-        return TD_BUSY;
-    }
-    uint64_t each = td_topk_token_bytes(td_fleet_selection_max(td_flow_fleet(s->flow)));
-    uint64_t tokens = KEPT_BYTES_MAX / each / r->answer.n; /* of every choice */
-    if (p->stream || p->max_new <= tokens) return TD_OK;
-    if (p->max_new_given)
-        return td_api_refuse(&r->error, 400, NULL, "return_indexer_topk",
-                             "return_indexer_topk of up to %u tokens is too much for an answer "
-                             "that is not streamed; expected at most %llu tokens, or stream",
-                             p->max_new, (unsigned long long)tokens);
-    p->max_new = (uint32_t)tokens;
-    return TD_OK;
-}
-
-/* Holds the number of choices against what can be in flight at a time. */
-static td_status check_choices(struct td_request *r) {
-    struct td_serve *s = r->s;
-    const struct td_fleet_need need = {(uint32_t)r->prompt.n, r->answer.params.max_new, 0};
-    uint64_t most = td_fleet_choices(td_flow_fleet(s->flow), need, s->config->router_colocate);
-    if (most > s->config->router_max_requests) most = s->config->router_max_requests;
-    if (r->answer.n == 1 || r->answer.n <= most) return TD_OK;
-    return td_api_refuse(
-        &r->error, 400, NULL, "n",
-        "n is %u; at most %llu answers to a prompt of %zu tokens fit into a worker "
-        "at a time",
-        r->answer.n, (unsigned long long)most, r->prompt.n);
-}
-
-static td_status check_ready(struct td_request *r) {
-    const char *why = td_serve_not_ready(r->s);
-    if (!why) return TD_OK;
-    (void)td_api_refuse(&r->error, 503, "not_ready", NULL, "not ready: %s", why);
-    r->error.retry_after_s = 1;
-    return TD_INVALID;
-}
-
 /* What the flow still has of it. */
 static void cancel_choices(struct td_request *r) {
     r->held++;
     for (uint32_t c = 0; c < r->answer.n; c++) {
         struct td_flow_event ev = {
-            .kind = TD_FLOW_CANCEL, .now_ns = td_now_ns(), .request = r->id + c};
+            .kind = TD_FLOW_CANCEL, .now_ns = td_now_ns(), .request = td_request_flow_id(r, c)};
         if (!r->choice[c].over) td_serve_step(r->s, &ev);
         r->choice[c].over = true;
     }
@@ -250,31 +188,43 @@ static void cancel(struct td_request *r, const char *why) {
 
 /* The flow writes the answers behind the prompt, each with a place for the prompt before it. */
 static td_status make_room(struct td_request *r) {
-    size_t n = r->answer.n, each = r->prompt.n + r->answer.params.max_new;
-    td_status st = td_ids_reserve(&r->prompt, n * each - r->prompt.n);
+    size_t n = r->answer.params.n;
+    r->choice = calloc(r->answer.n, sizeof *r->choice);
+    td_status st = r->choice ? TD_OK : TD_NO_MEMORY;
+    for (uint32_t i = 0; st == TD_OK && i < r->prompts.n; i++) {
+        struct td_prompt *p = &r->prompts.p[i];
+        st = td_ids_reserve(&p->ids, n * (p->ids.n + p->max_new) - p->ids.n);
+    }
     if (st != TD_OK) set_out_of_memory(&r->error);
     return st;
 }
 
-static void submit(struct td_request *r) {
+static void submit_prompt(struct td_request *r, uint32_t i) {
     struct td_serve *s = r->s;
+    struct td_prompt *p = &r->prompts.p[i];
     struct td_flow_event ev = {
         .kind = TD_FLOW_SUBMIT,
         .now_ns = td_now_ns(),
-        .submit = {.request = r->id,
+        .submit = {.request = td_request_flow_id(r, i * r->answer.params.n),
                    .user = r,
-                   .ids = r->prompt.ids,
-                   .n_prompt = (uint32_t)r->prompt.n,
-                   .max_new = r->answer.params.max_new,
-                   .n = r->answer.n,
-                   .sampling = r->answer.params.sampling,
+                   .ids = p->ids.ids,
+                   .n_prompt = (uint32_t)p->ids.n,
+                   .max_new = p->max_new,
+                   .n = r->answer.params.n,
+                   .sampling = p->sampling,
                    .colocate = s->config->router_colocate,
                    .whole = !r->answer.params.stream},
     };
-    r->stage = TD_REQUEST_RUNNING;
-    if (ev.submit.sampling.selections) s->n_topk++;
-    r->held++;
     td_serve_step(s, &ev);
+}
+
+static void submit(struct td_request *r) {
+    struct td_serve *s = r->s;
+    r->stage = TD_REQUEST_RUNNING;
+    if (r->answer.params.sampling.selections) s->n_topk++;
+    r->held++;
+    for (uint32_t i = 0; i < r->prompts.n && r->stage == TD_REQUEST_RUNNING; i++)
+        submit_prompt(r, i);
     r->held--;
     if (r->stage == TD_REQUEST_ENDED) {
         td_request_reap(s);
@@ -299,8 +249,7 @@ static void prepared(uv_work_t *work, int status) {
         td_request_reap(s);
         return;
     }
-    if (r->error.status || check_ready(r) != TD_OK || check_length(r) != TD_OK ||
-        check_choices(r) != TD_OK || check_topk(r) != TD_OK || make_room(r) != TD_OK) {
+    if (r->error.status || td_request_check(r) != TD_OK || make_room(r) != TD_OK) {
         refuse(r, &r->error, NULL);
         td_request_reap(s);
         return;
@@ -373,7 +322,7 @@ void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_ki
     r->conn = c;
     r->kind = r->answer.params.kind = kind; /* an error has the form of its API from the start */
     r->id = s->next_request + 1;
-    s->next_request += TD_CHOICES_MAX; /* how many it wants is in the body */
+    s->next_request += TD_PROMPTS_MAX * TD_CHOICES_MAX; /* how many it wants is in the body */
     r->arrived_ns = td_now_ns();
     snprintf(r->request_id, sizeof r->request_id, "%s", request_id);
     name_answer(r);
@@ -415,11 +364,16 @@ static bool is_over(const struct td_request *r) {
     return r->stage != TD_REQUEST_RUNNING;
 }
 
+/* The choice of the answer that an action is about. */
+static uint32_t choice_of(const struct td_request *r, const struct td_flow_action *a) {
+    return (uint32_t)((a->request - r->id) / TD_CHOICES_MAX) * r->answer.params.n + a->choice;
+}
+
 void td_request_hold(struct td_request *r, const struct td_flow_action *a) {
     if (is_over(r)) return;
+    struct td_topk_json *topk = &r->answer.text[choice_of(r, a)].topk;
     for (uint32_t i = 0; r->answer.params.sampling.selections && i < a->hold.n; i++)
-        td_topk_hold(&r->answer.text[a->choice].topk, a->hold.first && i == 0, a->hold.index + i,
-                     &a->hold.selections[i]);
+        td_topk_hold(topk, a->hold.first && i == 0, a->hold.index + i, &a->hold.selections[i]);
 }
 
 static void count_tokens(struct td_request *r, uint32_t choice, uint32_t n) {
@@ -437,10 +391,11 @@ static void count_tokens(struct td_request *r, uint32_t choice, uint32_t n) {
 void td_request_deliver(struct td_request *r, const struct td_flow_action *a) {
     if (is_over(r)) return;
     struct td_serve *s = r->s;
-    const struct td_answer_text *t = &r->answer.text[a->choice];
+    uint32_t choice = choice_of(r, a);
+    const struct td_answer_text *t = &r->answer.text[choice];
     bool stopped = t->stopped;
-    count_tokens(r, a->choice, a->deliver.n);
-    td_answer_tokens(&r->answer, r->conn, &s->scratch, a->choice, a->deliver.tokens,
+    count_tokens(r, choice, a->deliver.n);
+    td_answer_tokens(&r->answer, r->conn, &s->scratch, choice, a->deliver.tokens,
                      a->deliver.selections, a->deliver.n);
     if (r->answer.broken) {
         r->conn = NULL;
@@ -449,37 +404,37 @@ void td_request_deliver(struct td_request *r, const struct td_flow_action *a) {
     }
     if (t->stopped && !stopped) {
         struct td_flow_event ev = {
-            .kind = TD_FLOW_STOP, .now_ns = td_now_ns(), .request = r->id + a->choice};
+            .kind = TD_FLOW_STOP, .now_ns = td_now_ns(), .request = a->request + a->choice};
         td_serve_step(s, &ev);
     }
 }
 
-static void count_end(struct td_request *r, const struct td_flow_action *a) {
+static void count_end(struct td_request *r, uint32_t choice, const struct td_flow_action *a) {
     struct td_serve *s = r->s;
-    struct td_request_choice *c = &r->choice[a->choice];
+    struct td_request_choice *c = &r->choice[choice];
     c->over = true;
     s->metrics.completion_tokens += a->end.n_tokens;
     if (c->n_tokens > 1)
         td_histogram_add(&s->metrics.tpot,
                          ms(c->first_ns, c->last_ns) * 1e-3 / (double)(c->n_tokens - 1));
-    if (a->end.reason == TD_FINISH_LENGTH && !r->answer.text[a->choice].stopped) r->cut = true;
+    if (a->end.reason == TD_FINISH_LENGTH && !r->answer.text[choice].stopped) r->cut = true;
 }
 
 void td_request_end(struct td_request *r, const struct td_flow_action *a) {
     if (is_over(r)) return;
     struct td_serve *s = r->s;
     struct td_http_conn *c = r->conn;
+    uint32_t choice = choice_of(r, a);
     bool last = r->answer.n_ended + 1 == r->answer.n;
-    count_end(r, a);
+    count_end(r, choice, a);
     if (last) {
-        s->metrics.prompt_tokens += r->prompt.n;
+        s->metrics.prompt_tokens += r->answer.n_prompt;
         td_histogram_add(&s->metrics.total, ms(r->arrived_ns, td_now_ns()) * 1e-3);
         td_http_set_owner(c, NULL);
         finish(r, r->cut ? TD_OUTCOME_LENGTH : TD_OUTCOME_STOP, 200, &a->end.times, NULL);
     }
     r->held++; /* the connection may go on to its next request */
-    td_answer_end(&r->answer, c, &s->scratch, a->choice, a->end.reason, (uint32_t)r->prompt.n,
-                  a->end.n_tokens);
+    td_answer_end(&r->answer, c, &s->scratch, choice, a->end.reason, a->end.n_tokens);
     r->held--;
     if (!last && r->answer.broken) {
         r->conn = NULL;
@@ -507,7 +462,7 @@ static int http_status(td_status st) {
 /* One choice that cannot be completed fails the answer: there is no other way to say so. */
 void td_request_fail(struct td_request *r, const struct td_flow_action *a) {
     if (is_over(r)) return;
-    r->choice[a->choice].over = true;
+    r->choice[choice_of(r, a)].over = true;
     int status = http_status(a->fail.status);
     const char *code = a->fail.status == TD_TOO_LONG ? "context_length_exceeded"
                        : a->fail.status == TD_BUSY   ? "overloaded"

@@ -8,7 +8,6 @@
 #include "common/io/loop.h"
 #include "proto/link.h"
 #include "router/answer.h"
-#include "router/api_guide.h"
 #include "router/flow.h"
 #include "router/metrics.h"
 #include "router/serve.h"
@@ -93,23 +92,31 @@ struct td_request {
     enum td_request_stage stage;
     uint32_t held; /* by so many on the stack that still look at it */
     bool begun;    /* the head of a stream is out */
-    uint64_t id;   /* of the flow: choice c is id + c */
+    uint64_t id;   /* of the flow, and of its first prompt: see td_request_flow_id */
     char request_id[TD_REQUEST_ID_MAX];
     uv_work_t work;
     enum td_api_kind kind;
     char *body; /* owned until prepared */
     size_t body_n;
     struct td_api_error error; /* of the preparation; status 0: none */
-    struct td_ids prompt;
-    struct td_api_guide guide;
+    struct td_prompts prompts;
     struct td_answer answer;
-    struct td_request_choice choice[TD_CHOICES_MAX]; /* [answer.n] */
-    uint32_t n_tokens;                               /* delivered, of all */
-    bool cut;                                        /* by the output limit, some choice */
+    struct td_request_choice *choice; /* [answer.n], once it runs */
+    uint32_t n_tokens;                /* delivered, of all */
+    bool cut;                         /* by the output limit, some choice */
     uint64_t arrived_ns, prepared_ns, first_ns;
     uint64_t n_seen, quiet_since_ns; /* keep-alive */
 };
 
+/* The flow's number of a choice of the answer: each prompt has TD_CHOICES_MAX of them. */
+static inline uint64_t td_request_flow_id(const struct td_request *r, uint32_t choice) {
+    uint32_t n = r->answer.params.n;
+    return r->id + choice / n * TD_CHOICES_MAX + choice % n;
+}
+
+/* Holds a prepared request against what the workers and this router can do, and shortens output
+ * limits that the client did not give. Not OK: r->error says why not. */
+TD_MUST_USE td_status td_request_check(struct td_request *r);
 /* Takes a POST to a generating endpoint; always answers, at once or later. */
 void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
                       const char *request_id);

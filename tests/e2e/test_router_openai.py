@@ -183,9 +183,11 @@ def test_bad_requests(s):
     assert error["param"] == "model"
     error, _ = s.refused(404, {**ok, "model": "gpt"})
     assert error["code"] == "model_not_found" and "needle" in error["message"]
-    for prompt in ([], [-1], [1 << 20], [1, "a"], ["a", "b"], 5, {"a": 1}, [1.5]):
+    for prompt, param in (([], "prompt"), ([-1], "prompt"), ([1 << 20], "prompt"), ([1, "a"], "prompt"), (5, "prompt"), ({"a": 1}, "prompt"),
+                          ([1.5], "prompt"), (["a", 5], "prompt[1]"), (["a", [1, -1]], "prompt[1]"), ([[1], []], "prompt[1]"),
+                          (["a"] * 129, "prompt")):
         error, _ = s.refused(400, {"model": "needle", "prompt": prompt}, "/v1/completions")
-        assert error["param"] == "prompt", error
+        assert error["param"] == param and param in error["message"], error
 
 
 def test_harmless_parameters(s):

@@ -85,6 +85,8 @@ FUNCTION = ["function_call_arguments.delta", "function_call_arguments.done", "ou
 def test_text(s):
     r = s.ask(MIXED)
     assert r.output_text == MIXED and r.status == "completed" and r.object == "response" and r.id.startswith("resp_")
+    other = s.ask(MIXED).id
+    assert len(other) == len(r.id) == 37 and other[5:13] != r.id[5:13], "ids can be guessed"
     assert [i.type for i in r.output] == ["message"] and r.output[0].status == "completed" and r.output[0].role == "assistant"
     u = r.usage
     assert u.total_tokens == u.input_tokens + u.output_tokens and u.output_tokens > 5 and u.input_tokens > 5
@@ -191,6 +193,20 @@ def test_items_are_the_chat(s):
     r = s.api.responses.create(model="needle", instructions="Be kind.", input=items, tools=TOOLS, reasoning={"effort": "high"})
     assert r.output_text.endswith("and?") or r.output[0].type == "reasoning"
     chat_tools = [{"type": "function", "function": {k: v for k, v in t.items() if k != "type"}} for t in TOOLS]
+    assert r.usage.input_tokens == prompt_of(s, messages, tools=chat_tools, reasoning_effort="high")
+    # turns that no message of the user's parts
+    think = lambda text: {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": text}]}  # noqa: E731
+    made = lambda i: {"type": "function_call", "call_id": i, "name": "run", "arguments": "{}"}  # noqa: E731
+    done = lambda i: {"type": "function_call_output", "call_id": i, "output": "r" + i}  # noqa: E731
+    said = lambda text: {"role": "assistant", "content": text}  # noqa: E731
+    items = [{"role": "user", "content": "go"}, made("a"), done("a"), made("b"), done("b"), think("one"), said("One."), think("two"), said("Two."),
+             said("Three."), {"role": "user", "content": "and?"}]
+    turn = lambda content, reasoning="", calls=(): {  # noqa: E731
+        "role": "assistant", "content": content, "reasoning_content": reasoning, **({"tool_calls": list(calls)} if calls else {})}
+    result = lambda i: {"role": "tool", "tool_call_id": i, "content": "r" + i}  # noqa: E731
+    messages = [items[0], turn("", calls=[call("a", "{}")]), result("a"), turn("", calls=[call("b", "{}")]), result("b"), turn("One.", "one"),
+                turn("Two.", "two"), turn("Three."), items[-1]]
+    r = s.api.responses.create(model="needle", input=items, tools=TOOLS, reasoning={"effort": "high"})
     assert r.usage.input_tokens == prompt_of(s, messages, tools=chat_tools, reasoning_effort="high")
 
 
