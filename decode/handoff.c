@@ -200,7 +200,8 @@ void td_receipt_manifest(struct td_receiver *r, uint32_t peer, const struct td_m
     uint32_t i = td_receipt_find(r, m->ticket);
     const struct td_receiver_verdict *v = &r->verdict[m->ticket % TD_VERDICTS_KEPT];
     if (i == UINT32_MAX && m->ticket != 0 && v->ticket == m->ticket) { /* it missed the verdict */
-        say_verdict(r, peer, m->ticket, v->status, "the manifest did not agree, as said before");
+        say_verdict(r, peer, m->ticket, v->status,
+                    v->status == TD_OK ? "" : "the manifest did not agree, as said before");
         return;
     }
     if (i == UINT32_MAX || r->receipt[i].peer != peer) {

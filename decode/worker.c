@@ -41,7 +41,9 @@ static void step_done(void *user) {
                  .selections = j->selections,
                  .failed = j->failed},
     };
+    const struct td_error fault = j->err; /* the next step begins in there */
     td_decode_feed(w, &ev);
+    td_host_fault(w->host, ev.step.status, fault.text);
 }
 
 static void start_step(struct td_decode_worker *w, const struct td_decode_action *a) {
@@ -76,6 +78,7 @@ static void copy_state(struct td_decode_worker *w, const struct td_decode_action
     struct td_decode_event ev = {.kind = TD_DECODE_COPY_FAILED,
                                  .copy = {a->copy.to_slot, st, err.text}};
     td_decode_feed(w, &ev);
+    td_host_fault(w->host, st, err.text);
 }
 
 static void carry_out(struct td_decode_worker *w, struct td_decode_action *a) {
@@ -314,9 +317,9 @@ td_status td_decode_worker_run(const struct td_role_args *args, struct td_error 
     snprintf(w->name, sizeof w->name, "%s", args->name);
     td_status st = start(w, err);
     if (st == TD_OK) {
-        td_host_run(w->host);
+        st = td_host_run(w->host, err);
         log_residue(w);
-        td_info("stopped");
+        if (st == TD_OK) td_info("stopped"); /* else the last line of the log is why */
     }
     finish(w);
     return st;

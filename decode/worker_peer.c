@@ -215,4 +215,5 @@ void td_decode_unpack(struct td_decode_worker *w, const struct td_decode_action 
         snprintf(ev.unpacked.text, sizeof ev.unpacked.text, "%s", err.text);
     }
     td_decode_feed(w, &ev);
+    td_host_fault(w->host, st, err.text);
 }

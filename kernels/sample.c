@@ -108,7 +108,7 @@ static td_status check_logits(const float *logits, uint32_t n, struct td_error *
     uint32_t i = 0;
     while (logits[i] < INFINITY)
         i++;
-    return td_fail(err, TD_CORRUPT, "logits: expected numbers, found %g at token %u",
+    return td_fail(err, TD_INTERNAL, "logits: expected numbers, found %g at token %u",
                    (double)logits[i], i);
 }
 
@@ -223,7 +223,7 @@ td_status td_sample(const float *logits, const float *shaped, uint32_t vocab,
     const float *from = shaped ? shaped : logits;
     uint32_t best = argmax(from, vocab), token = best;
     if (isinf(from[best]))
-        return td_fail(err, TD_CORRUPT,
+        return td_fail(err, TD_INTERNAL,
                        "logits: expected a finite one, found -inf for every token");
     if (p->temperature > 0.0f) {
         double u = uniform(p->seed, position);

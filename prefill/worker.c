@@ -37,6 +37,7 @@ static void step_done(void *user) {
     struct td_token token[TD_CHOICES_MAX]; /* the job's own are used again by the next step */
     memcpy(token, w->job.token, w->job.n_samples * sizeof *token);
     td_status st = w->job.status;
+    const struct td_error err = w->job.err; /* the next step begins in there */
     w->stepping = false;
     if (st != TD_OK) td_warn("a step failed: %s", w->job.err.text);
     struct td_prefill_event ev = {.kind = TD_PREFILL_STEP_DONE,
@@ -45,6 +46,7 @@ static void step_done(void *user) {
                                            .tokens = token,
                                            .selections = w->job.selections}};
     td_prefill_feed(w, &ev);
+    td_host_fault(w->host, st, err.text);
 }
 
 static void start_step(struct td_prefill_worker *w, const struct td_prefill_action *a) {
@@ -292,9 +294,9 @@ td_status td_prefill_worker_run(const struct td_role_args *args, struct td_error
     snprintf(w->name, sizeof w->name, "%s", args->name);
     td_status st = start(w, err);
     if (st == TD_OK) {
-        td_host_run(w->host);
+        st = td_host_run(w->host, err);
         log_residue(w);
-        td_info("stopped");
+        if (st == TD_OK) td_info("stopped"); /* else the last line of the log is why */
     }
     finish(w);
     return st;

@@ -141,7 +141,7 @@ static td_status pack_blocks(struct td_prefill_worker *w, const struct td_prefil
 }
 
 void td_prefill_pack(struct td_prefill_worker *w, const struct td_prefill_action *a) {
-    struct td_error err;
+    struct td_error err = {0};
     size_t bytes = 0;
     td_status st = pack_blocks(w, a, &bytes, &err);
     if (st != TD_OK) td_warn("packing: %s", err.text);
@@ -153,6 +153,7 @@ void td_prefill_pack(struct td_prefill_worker *w, const struct td_prefill_action
                    .headers = w->headers},
     };
     td_prefill_feed(w, &ev);
+    td_host_fault(w->host, st, err.text);
 }
 
 /* ---- putting ---- */

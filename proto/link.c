@@ -388,10 +388,6 @@ uint64_t td_conn_peer_epoch(const struct td_conn *c) {
     return c->peer_epoch;
 }
 
-const char *td_conn_peer_name(const struct td_conn *c) {
-    return c->peer_name;
-}
-
 void td_conn_set_data(struct td_conn *c, void *data) {
     c->data = data;
 }
@@ -493,6 +489,10 @@ td_status td_link_client_create(uv_loop_t *loop, const char *address,
 
 struct td_conn *td_link_client_conn(const struct td_link_client *c) {
     return c->e.current;
+}
+
+const char *td_link_client_trouble(const struct td_link_client *c) {
+    return td_dialer_last_error(c->e.dialer);
 }
 
 void td_link_client_destroy(struct td_link_client *c) {

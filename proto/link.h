@@ -55,7 +55,6 @@ struct td_link_events {
 /* TD_UNREACHABLE: the link is down. TD_BUSY: the peer does not read; the link goes down. */
 TD_MUST_USE td_status td_conn_send(struct td_conn *c, const struct td_msg *m, struct td_error *err);
 uint64_t td_conn_peer_epoch(const struct td_conn *c);
-const char *td_conn_peer_name(const struct td_conn *c); /* from its hello; client: "router" */
 /* A pointer of the owner's for this connection; NULL at first. */
 void td_conn_set_data(struct td_conn *c, void *data);
 void *td_conn_data(const struct td_conn *c);
@@ -88,6 +87,8 @@ TD_MUST_USE td_status td_link_client_create(uv_loop_t *loop, const char *address
                                             struct td_link_client **ret, struct td_error *err);
 /* NULL while the link is down. */
 struct td_conn *td_link_client_conn(const struct td_link_client *c);
+/* Why the last call found nobody, "" when none failed since the last connection. */
+const char *td_link_client_trouble(const struct td_link_client *c);
 /* Closes (flushed), without on_down. NULL is fine. */
 void td_link_client_destroy(struct td_link_client *c);
 

@@ -31,6 +31,7 @@ struct td_host {
     uint32_t stop_ms;
     uv_check_t check; /* looks for the end once stopping */
     bool check_open, stopping;
+    struct td_error fault; /* status OK: none */
     struct td_notify notify; /* the service manager */
     struct td_timer *alive;  /* asks whether it deserves a sign of life */
     enum td_role role;
@@ -134,6 +135,11 @@ static void on_alive(void *user) {
     struct td_msg_ledger ledger;
     h->events->on_beat(h->user, &load, &ledger);
     td_notify_alive(&h->notify, td_now_ns(), load.busy, load.steps);
+    const char *why = h->router ? td_link_client_trouble(h->router) : "";
+    if (*why == 0 || strcmp(why, h->down_text) == 0) return;
+    snprintf(h->down_text, sizeof h->down_text, "%s", why);
+    td_notify_status(&h->notify, "waiting for the router: %s", why);
+    td_debug("waiting for the router: %s", why); /* that it is not there yet is no fault */
 }
 
 /* ---- the end ---- */
@@ -148,9 +154,7 @@ static void on_stop_timer(void *user) {
     uv_stop(&h->loop);
 }
 
-static void on_signal(void *user, int signum) {
-    (void)signum;
-    struct td_host *h = user;
+static void stop(struct td_host *h) {
     if (h->stopping) return;
     h->stopping = true;
     td_notify_stopping(&h->notify);
@@ -158,6 +162,11 @@ static void on_signal(void *user, int signum) {
     h->router = NULL;
     td_timer_after(h->stop_timer, h->stop_ms);
     h->events->on_stop(h->user);
+}
+
+static void on_signal(void *user, int signum) {
+    (void)signum;
+    stop(user);
 }
 
 static void on_deadline(void *user) {
@@ -250,11 +259,19 @@ td_status td_host_dial(struct td_host *h, const struct td_msg_hello *hello, stru
     return td_link_client_create(&h->loop, address, &o, hello, &link_events, h, &h->router, err);
 }
 
-void td_host_run(struct td_host *h) {
+void td_host_fault(struct td_host *h, td_status st, const char *sentence) {
+    if (st != TD_IO || h->fault.status != TD_OK) return;
+    (void)td_fail(&h->fault, st, "the device has failed, and a new process is needed: %s", sentence);
+    stop(h);
+}
+
+td_status td_host_run(struct td_host *h, struct td_error *err) {
     td_timer_every(h->alive, ALIVE_MS);
     td_notify_status(&h->notify, "waiting for the router");
     td_notify_ready(&h->notify);
     uv_run(&h->loop, UV_RUN_DEFAULT);
+    if (h->fault.status != TD_OK) *err = h->fault;
+    return h->fault.status;
 }
 
 td_status td_host_destroy(struct td_host *h) {

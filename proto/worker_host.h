@@ -48,8 +48,13 @@ TD_MUST_USE td_status td_host_create(const struct td_config *config, enum td_rol
  * the host. */
 TD_MUST_USE td_status td_host_dial(struct td_host *h, const struct td_msg_hello *hello,
                                    struct td_error *err);
-/* Tells the service manager that the worker is ready, router or not, and serves until stopped. */
-void td_host_run(struct td_host *h);
+/* Tells the service manager that the worker is ready, router or not, and serves until stopped. Not OK:
+ * td_host_fault ended it. */
+TD_MUST_USE td_status td_host_run(struct td_host *h, struct td_error *err);
+/* The engine failed. When that was its device (IO), every later call would fail as well (a GPU's fault
+ * stays until its process ends): the worker stops as after SIGTERM, and td_host_run returns this.
+ * Other statuses are one request's affair and do nothing. */
+void td_host_fault(struct td_host *h, td_status st, const char *sentence);
 /* Ends the jobs thread first, so that nothing uses the engine any more; then links, then the loop.
  * BUSY: a handle was left open. NULL is fine. */
 TD_MUST_USE td_status td_host_destroy(struct td_host *h);

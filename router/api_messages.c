@@ -243,6 +243,46 @@ static td_status check_last(enum td_chat_role role, struct td_api_error *e) {
                          names[role]);
 }
 
+static int by_id(const void *a, const void *b) {
+    const struct td_chat_text *x = a, *y = b;
+    if (x->n != y->n) return x->n < y->n ? -1 : 1;
+    return x->n ? memcmp(x->p, y->p, x->n) : 0;
+}
+
+/* A result answers one of the latest calls. `ids` has room for those of any message. */
+static td_status check_results(const struct td_api_chat *c, struct td_chat_text *ids,
+                               struct td_api_error *e) {
+    size_t n_ids = 0;
+    for (size_t i = 0; i < c->n; i++) {
+        const struct td_chat_message *m = &c->m[i];
+        if (m->role == TD_CHAT_ASSISTANT && m->n_calls) {
+            for (n_ids = 0; n_ids < m->n_calls; n_ids++)
+                ids[n_ids] = m->calls[n_ids].id;
+            qsort(ids, n_ids, sizeof *ids, by_id);
+        }
+        if (m->role != TD_CHAT_TOOL) continue;
+        if (n_ids && bsearch(&m->call_id, ids, n_ids, sizeof *ids, by_id)) continue;
+        char path[PATH_BYTES];
+        snprintf(path, sizeof path, "messages[%zu].tool_call_id", i);
+        return td_api_refuse(e, 400, NULL, path,
+                             "%s: expected the id of a call in the assistant's message before, "
+                             "found '%.*s'",
+                             path, (int)(m->call_id.n < 64 ? m->call_id.n : 64), m->call_id.p);
+    }
+    return TD_OK;
+}
+
+static td_status check_calls(const struct td_api_chat *c, struct td_api_error *e) {
+    size_t most = 1;
+    for (size_t i = 0; i < c->n; i++)
+        if (c->m[i].n_calls > most) most = c->m[i].n_calls;
+    struct td_chat_text *ids = calloc(most, sizeof *ids);
+    if (!ids) return td_api_refuse(e, 503, NULL, NULL, "out of memory");
+    td_status st = check_results(c, ids, e);
+    free(ids);
+    return st;
+}
+
 /* Tools stand behind the leading system message; without one, behind an empty one. */
 static td_status add_tools(const struct td_fields *f, struct td_api_chat *c) {
     if (c->m[0].role != TD_CHAT_SYSTEM) {
@@ -274,5 +314,6 @@ td_status td_api_chat_read(const json_t *root, const struct td_api_params *p,
         TD_TRY(read_message(v, path, ret, &ret->m[ret->n], e));
     }
     TD_TRY(check_last(ret->m[n - 1].role, e));
+    TD_TRY(check_calls(ret, e));
     return p->calls ? add_tools(&f, ret) : TD_OK;
 }

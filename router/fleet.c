@@ -283,6 +283,11 @@ uint32_t td_fleet_limit(const struct td_fleet *f, bool colocate) {
     return limit;
 }
 
+uint32_t td_fleet_pair_limit(const struct td_fleet *f, struct td_pair pair) {
+    const struct td_fleet_worker *d = td_fleet_find(f, pair.decode);
+    return d != NULL ? pair_limit(td_fleet_find(f, pair.prefill), d) : 0;
+}
+
 /* Choices a pair can hold, up to `most`. As decode admits them (decode/sched.h). */
 static uint32_t held(const struct td_fleet_worker *p, const struct td_fleet_worker *d,
                      struct td_fleet_need need, uint32_t most) {

@@ -119,6 +119,8 @@ const struct td_fleet_worker *td_fleet_find(const struct td_fleet *f, uint64_t e
 
 /* Most tokens, prompt and output together, that any pair now connected can hold; 0: no pair. */
 uint32_t td_fleet_limit(const struct td_fleet *f, bool colocate);
+/* The same of one pair. */
+uint32_t td_fleet_pair_limit(const struct td_fleet *f, struct td_pair pair);
 /* What a request asks for. */
 struct td_fleet_need {
     uint32_t n_prompt, max_new; /* tokens */

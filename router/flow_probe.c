@@ -15,13 +15,19 @@ static void report(struct td_flow *f, struct td_pair pair, td_status s, const ch
     *(s == TD_OK ? &f->counts.probes_passed : &f->counts.probes_failed) += 1;
 }
 
+/* A pair with little room is asked a shorter question. */
+static uint32_t probe_length(const struct td_flow *f) {
+    uint32_t limit = td_fleet_pair_limit(&f->fleet, f->probe.pair), n = f->o.probe_n;
+    return limit > f->o.probe_new && limit - f->o.probe_new < n ? limit - f->o.probe_new : n;
+}
+
 static void submit(struct td_flow *f) {
     struct probe *p = &f->probe;
     bool alone = p->stage == 1 || p->pair.prefill == 0;
     struct td_flow_submit s = {
         .request = TD_FLOW_PROBE_BIT | f->next_probe++,
         .ids = (int32_t *)f->o.probe_ids, /* the answer is not written behind a probe's prompt */
-        .n_prompt = f->o.probe_n,
+        .n_prompt = probe_length(f),
         .max_new = f->o.probe_new,
         .sampling = {.top_p = 1},
         .colocate = alone,

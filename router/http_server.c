@@ -322,7 +322,7 @@ static td_status parse_address(const char *text, struct sockaddr_storage *out,
                   : uv_ip4_addr(host, (int)port, (struct sockaddr_in *)out) != 0;
     }
     if (bad)
-        return td_fail(err, TD_INVALID,
+        return td_fail(err, TD_CONFIG,
                        "router.listen: expected ADDRESS:PORT like 127.0.0.1:8000 or [::1]:8000, "
                        "found '%s'",
                        text);

@@ -55,7 +55,7 @@ struct td_http_handler {
 TD_MUST_USE td_status td_http_server_create(uv_loop_t *loop, const struct td_http_limits *limits,
                                             const struct td_http_handler *handler,
                                             struct td_http_server **ret, struct td_error *err);
-/* "127.0.0.1:8000", "[::1]:0"; port 0 takes a free one. TD_INVALID: not an address; TD_IO. */
+/* "127.0.0.1:8000", "[::1]:0"; port 0 takes a free one. TD_CONFIG: not an address; TD_IO. */
 TD_MUST_USE td_status td_http_server_listen(struct td_http_server *s, const char *address,
                                             struct td_error *err);
 /* The port bound. */

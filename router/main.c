@@ -87,7 +87,6 @@ static int run(uv_loop_t *loop, const struct td_config *config) {
         td_err("signals: out of memory");
         td_serve_stop(serve);
     }
-    td_info("listening on %s (port %u)", config->router_listen, td_serve_port(serve));
     uv_run(loop, UV_RUN_DEFAULT);
     td_signals_destroy(signals);
     if (td_loop_drain(loop, DRAIN_MS) != TD_OK) td_warn("the loop did not run out in time");

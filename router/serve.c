@@ -97,6 +97,7 @@ static void loaded(uv_work_t *work, int status) {
     s->phase = TD_SERVE_RUNNING;
     td_timer_every(s->tick, TD_SERVE_TICK_MS);
     td_notify_ready(&s->notify);
+    td_info("listening on %s (port %u)", s->config->router_listen, td_http_server_port(s->http));
     td_info("tokenizer loaded (%d tokens, %.2f s); waiting for workers",
             td_tokenizer_size(s->tokenizer), (double)(td_now_ns() - s->started_ns) * 1e-9);
 }
@@ -229,10 +230,6 @@ td_status td_serve_create(uv_loop_t *loop, const struct td_config *config, struc
     }
     *ret = s;
     return TD_OK;
-}
-
-uint16_t td_serve_port(const struct td_serve *s) {
-    return td_http_server_port(s->http);
 }
 
 void td_serve_stop(struct td_serve *s) {

@@ -13,8 +13,6 @@ struct td_serve;
  * listens for workers at run_dir/router.sock. `config` must outlive it. */
 TD_MUST_USE td_status td_serve_create(uv_loop_t *loop, const struct td_config *config,
                                       struct td_serve **ret, struct td_error *err);
-/* The port of router.listen, for port 0. */
-uint16_t td_serve_port(const struct td_serve *s);
 /* Ends everything: requests are cancelled with their workers, connections closed. The loop then
  * runs out by itself. May be called more than once. */
 void td_serve_stop(struct td_serve *s);

@@ -74,8 +74,10 @@ td_status td_cluster_key_load(const char *path, struct td_cluster_key **ret_key,
     if (fstat(fd, &st) != 0)
         status = td_fail(err, TD_CONFIG, "cluster_key_file %s: %s", path, strerror(errno));
     if (status == TD_OK) status = check_file(path, &st, err);
-    while (status == TD_OK && n < sizeof bytes && (got = read(fd, bytes + n, sizeof bytes - n)) > 0)
-        n += (size_t)got;
+    do {
+        got = status == TD_OK ? read(fd, bytes + n, sizeof bytes - n) : 0;
+        if (got > 0) n += (size_t)got;
+    } while (n < sizeof bytes && (got > 0 || (got < 0 && errno == EINTR)));
     if (status == TD_OK && got < 0)
         status = td_fail(err, TD_CONFIG, "cluster_key_file %s: %s", path, strerror(errno));
     close(fd);

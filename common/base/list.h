@@ -28,10 +28,6 @@ static inline void td_list_push_back(struct td_link *head, struct td_link *l) {
     head->prev = l;
 }
 
-static inline void td_list_push_front(struct td_link *head, struct td_link *l) {
-    td_list_push_back(head->next, l);
-}
-
 static inline void td_list_remove(struct td_link *l) {
     l->prev->next = l->next;
     l->next->prev = l->prev;

@@ -17,7 +17,6 @@ struct td_listener {
     struct td_address address;
     struct td_stream_limits limits;
     uint32_t max_streams, streams;
-    uint64_t dropped;
     bool closed;
     union td_stream_handle spare; /* takes in what there is no stream for */
     bool spare_open, spare_wanted;
@@ -56,7 +55,6 @@ static void turn_away(struct td_listener *l) {
         l->address.is_unix ? uv_pipe_init(l->loop, &h->pipe, 0) : uv_tcp_init(l->loop, &h->tcp);
     if (rc != 0) return;
     l->spare_open = true;
-    l->dropped++;
     h->any.data = l;
     (void)uv_accept(&l->handle.stream, &h->stream);
     uv_close(&h->any, on_spare_closed);
@@ -75,7 +73,6 @@ static void on_connection(uv_stream_t *server, int rc) {
     td_stream_set_gone(s, on_stream_gone, l);
     if (uv_accept(server, &td_stream_handle(s)->stream) != 0 || l->streams > l->max_streams ||
         !td_stream_peer_allowed(s)) {
-        l->dropped++;
         td_stream_close(s);
         return;
     }
@@ -164,8 +161,4 @@ uint16_t td_listener_port(const struct td_listener *l) {
     if (uv_tcp_getsockname(&l->handle.tcp, (struct sockaddr *)&sa, &len) != 0) return 0;
     return ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
                                           : ((struct sockaddr_in *)&sa)->sin_port);
-}
-
-uint64_t td_listener_dropped(const struct td_listener *l) {
-    return l->dropped;
 }

@@ -79,8 +79,6 @@ void td_listener_close(struct td_listener *l);
 TD_MUST_USE td_status td_address_is_tcp(const char *address, bool *ret_tcp, struct td_error *err);
 /* The TCP port really bound (address "host:0"), 0 for a Unix socket. */
 uint16_t td_listener_port(const struct td_listener *l);
-/* Peers dropped because of their user or of max_streams. */
-uint64_t td_listener_dropped(const struct td_listener *l);
 
 /* ---- dialing ---- */
 

@@ -68,21 +68,6 @@ static int32_t hex4(const struct reader *r, size_t at) {
     return v;
 }
 
-static size_t utf8(uint32_t cp, char out[4]) {
-    if (cp >= 0xD800 && cp < 0xE000) cp = 0xFFFD;
-    if (cp < 0x80) {
-        out[0] = (char)cp;
-        return 1;
-    }
-    size_t n = cp < 0x800 ? 2 : cp < 0x10000 ? 3 : 4;
-    static const uint8_t lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
-    for (size_t i = n; i-- > 1; cp >>= 6) {
-        out[i] = (char)(0x80 | (cp & 63));
-    }
-    out[0] = (char)(lead[n] | cp);
-    return n;
-}
-
 /* The code point of an escape; r->at is behind its backslash. */
 static td_status read_escape(struct reader *r, char out[4], size_t *ret_n) {
     static const char from[] = "\"\\/nrtbf", to[] = "\"\\/\n\r\t\b\f";
@@ -104,7 +89,8 @@ static td_status read_escape(struct reader *r, char out[4], size_t *ret_n) {
         v = 0x10000 + ((v - 0xD800) << 10) + (low - 0xDC00);
         r->at += 6;
     }
-    *ret_n = utf8((uint32_t)v, out);
+    bool lone = v >= 0xD800 && v < 0xE000; /* half of a pair */
+    *ret_n = td_utf8_encode(lone ? 0xFFFD : (uint32_t)v, out);
     return TD_OK;
 }
 

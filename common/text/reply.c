@@ -92,17 +92,7 @@ size_t td_reply_utf8(uint32_t sym, char out[16]) {
         memcpy(out, name, strlen(name));
         return strlen(name);
     }
-    if (sym < 0x80) {
-        out[0] = (char)sym;
-        return 1;
-    }
-    size_t n = sym < 0x800 ? 2 : sym < 0x10000 ? 3 : 4;
-    static const uint8_t lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
-    for (size_t i = n; i-- > 1; sym >>= 6) {
-        out[i] = (char)(0x80 | (sym & 63));
-    }
-    out[0] = (char)(lead[n] | sym);
-    return n;
+    return td_utf8_encode(sym, out);
 }
 
 /* Content that can no longer become a stop string; with `all`, the rest too. */

@@ -1,4 +1,4 @@
-/* UTF-8 decoding by the table of well-formed byte sequences (Unicode 3.9, table 3-7): the second
+/* UTF-8; decoding by the table of well-formed byte sequences (Unicode 3.9, table 3-7): the second
  * byte's range depends on the first, which excludes long forms, surrogates and > U+10FFFF. */
 #include "common/text/unicode.h"
 
@@ -22,6 +22,19 @@ int td_utf8_decode(const uint8_t *p, size_t n, uint32_t *ret_cp) {
     }
     *ret_cp = cp;
     return len;
+}
+
+size_t td_utf8_encode(uint32_t cp, char out[4]) {
+    if (cp < 0x80) {
+        out[0] = (char)cp;
+        return 1;
+    }
+    size_t n = cp < 0x800 ? 2 : cp < 0x10000 ? 3 : 4;
+    static const uint8_t lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
+    for (size_t i = n; i-- > 1; cp >>= 6)
+        out[i] = (char)(0x80 | (cp & 63));
+    out[0] = (char)(lead[n] | cp);
+    return n;
 }
 
 bool td_utf8_valid(const char *text, size_t n) {

@@ -39,6 +39,9 @@ static inline uint8_t td_unicode_class(uint32_t cp) {
  * the maximal subpart (what one U+FFFD stands for). */
 int td_utf8_decode(const uint8_t *p, size_t n, uint32_t *ret_cp);
 
+/* Encodes a code point < 0x110000, no surrogate; returns its length. */
+size_t td_utf8_encode(uint32_t cp, char out[4]);
+
 /* Whether all n bytes are well-formed UTF-8. */
 bool td_utf8_valid(const char *text, size_t n);
 

@@ -5,7 +5,6 @@
  * then on.)
  *
  * A caller is nobody until its greeting came over its own endpoint; see prove.c. */
-#include <ifaddrs.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,22 +19,6 @@ struct td_xfer_door { /* UCX's part of an address on the tcp lane */
     uint64_t random; /* an address is one process's, also when the port is given to the next */
 };
 
-static td_status own_address(struct sockaddr_in *ret, struct td_error *err) {
-    struct ifaddrs *list, *i;
-    bool found = false;
-    if (getifaddrs(&list) != 0) return td_fail(err, TD_IO, "the interfaces cannot be listed");
-    for (i = list; i && !found; i = i->ifa_next) {
-        if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET) continue;
-        if (strcmp(i->ifa_name, td_xfer_device()) != 0) continue;
-        memcpy(ret, i->ifa_addr, sizeof *ret);
-        found = true;
-    }
-    freeifaddrs(list);
-    if (found) return TD_OK;
-    return td_fail(err, TD_CONFIG, "lane_device %s: it has lost its IPv4 address",
-                   td_xfer_device());
-}
-
 /* From UCX, perhaps in a moment that allows no more than a note. */
 static void on_caller(ucp_conn_request_h request, void *arg) {
     struct td_xfer *x = arg;
@@ -47,9 +30,9 @@ static void on_caller(ucp_conn_request_h request, void *arg) {
 }
 
 td_status td_xfer_door_open(struct td_xfer *x, struct td_error *err) {
-    struct sockaddr_in sa;
-    TD_TRY(own_address(&sa, err));
-    sa.sin_port = 0;
+    struct sockaddr_in sa = {.sin_family = AF_INET};
+    struct in_addr mask;
+    TD_TRY(td_xfer_interface(td_xfer_device(), &sa.sin_addr, &mask, err));
     ucp_listener_params_t params = {
         .field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
         .sockaddr = {.addr = (const struct sockaddr *)&sa, .addrlen = sizeof sa},

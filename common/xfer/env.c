@@ -135,18 +135,24 @@ static td_status check(const struct setting *s, struct td_error *err) {
 }
 
 /* UCX's name of an interface is the system's, with one address or more. */
-static td_status check_device(const char *name, struct td_error *err) {
+td_status td_xfer_interface(const char *name, struct in_addr *ret_address, struct in_addr *ret_mask,
+                            struct td_error *err) {
     char all[200] = "";
-    struct ifaddrs *list, *i;
-    bool found = false;
+    struct ifaddrs *list, *i, *found = NULL;
     if (getifaddrs(&list) != 0)
         return td_fail(err, TD_IO, "lane_device: the network interfaces cannot be listed: %s",
                        strerror(errno));
     for (i = list; i; i = i->ifa_next) {
-        if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || !(i->ifa_flags & IFF_UP)) continue;
+        if (!i->ifa_addr || !i->ifa_netmask || i->ifa_addr->sa_family != AF_INET ||
+            !(i->ifa_flags & IFF_UP))
+            continue;
         size_t used = strlen(all);
         snprintf(all + used, sizeof all - used, " %s", i->ifa_name);
-        found |= strcmp(i->ifa_name, name) == 0;
+        if (!found && strcmp(i->ifa_name, name) == 0) found = i;
+    }
+    if (found) {
+        *ret_address = ((struct sockaddr_in *)(void *)found->ifa_addr)->sin_addr;
+        *ret_mask = ((struct sockaddr_in *)(void *)found->ifa_netmask)->sin_addr;
     }
     freeifaddrs(list);
     if (found && strlen(name) < sizeof device) return TD_OK;
@@ -157,7 +163,8 @@ static td_status check_device(const char *name, struct td_error *err) {
 }
 
 td_status td_xfer_env(enum td_xfer_lane l, const char *interface, struct td_error *err) {
-    if (l == TD_XFER_TCP) TD_TRY(check_device(interface, err));
+    struct in_addr unused[2];
+    if (l == TD_XFER_TCP) TD_TRY(td_xfer_interface(interface, &unused[0], &unused[1], err));
     lane = l;
     if (l == TD_XFER_TCP) snprintf(device, sizeof device, "%s", interface);
     TD_TRY(set(of_both, err));

@@ -4,7 +4,6 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
-#include <ifaddrs.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -39,22 +38,6 @@ static bool contains(const struct td_xfer_ports *ports, int fd) {
     return false;
 }
 
-/* Address and mask of the interface, in the host's order. */
-static bool subnet(const char *device, uint32_t *ret_net, uint32_t *ret_mask) {
-    struct ifaddrs *list, *i;
-    bool found = false;
-    if (getifaddrs(&list) != 0) return false;
-    for (i = list; i && !found; i = i->ifa_next) {
-        if (!i->ifa_addr || !i->ifa_netmask || i->ifa_addr->sa_family != AF_INET) continue;
-        if (strcmp(i->ifa_name, device) != 0) continue;
-        *ret_mask = ntohl(((struct sockaddr_in *)(void *)i->ifa_netmask)->sin_addr.s_addr);
-        *ret_net = ntohl(((struct sockaddr_in *)(void *)i->ifa_addr)->sin_addr.s_addr) & *ret_mask;
-        found = true;
-    }
-    freeifaddrs(list);
-    return found;
-}
-
 static int fence(int fd, uint32_t net, uint32_t mask) {
     enum { SOURCE = 12 }; /* of an IPv4 header */
     struct sock_filter code[] = {
@@ -71,14 +54,13 @@ static int fence(int fd, uint32_t net, uint32_t mask) {
 td_status td_xfer_fence(const struct td_xfer_ports *before, const char *device,
                         struct td_error *err) {
     struct td_xfer_ports now;
-    uint32_t net, mask;
+    struct in_addr address, mask;
     int fenced = 0;
-    if (!subnet(device, &net, &mask))
-        return td_fail(err, TD_CONFIG, "lane_device %s: it has lost its IPv4 address", device);
+    TD_TRY(td_xfer_interface(device, &address, &mask, err));
     td_xfer_fence_look(&now);
     for (int i = 0; i < now.n; i++) {
         if (contains(before, now.fd[i])) continue;
-        if (fence(now.fd[i], net, mask) != 0)
+        if (fence(now.fd[i], ntohl(address.s_addr & mask.s_addr), ntohl(mask.s_addr)) != 0)
             return td_fail(err, TD_CONFIG,
                            "UCX: its TCP port cannot be closed to strangers: SO_ATTACH_FILTER: %s",
                            strerror(errno));

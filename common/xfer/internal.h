@@ -2,6 +2,7 @@
 #ifndef TD_COMMON_XFER_INTERNAL_H
 #define TD_COMMON_XFER_INTERNAL_H
 
+#include <netinet/in.h>
 #include <ucp/api/ucp.h>
 
 #include "common/xfer/wire.h"
@@ -29,7 +30,10 @@ enum {
      * buffer, which should stay in the processor's cache until it is copied. */
     TD_XFER_PIECE_BYTES = 65536,
     TD_XFER_PIECES = 16,      /* of a link with UCX at one time */
-    TD_XFER_UNPROVEN_MAX = 8, /* callers in the challenge at one time */
+    /* Callers in the challenge at one time: whoever knows the key has proven it within a round trip,
+     * so the oldest of more is silent and leaves. With those that are leaving: STRANGERS. */
+    TD_XFER_UNPROVEN_MAX = 8,
+    TD_XFER_STRANGERS_MAX = 64,
     /* tcp: an endpoint is not closed sooner. UCX 1.13's connection manager remembers an event of a
      * socket by its number; when that is closed while it still connects, the event may be given to
      * the next socket of the number, where it is a failed assertion and the end of the process. */
@@ -183,6 +187,10 @@ struct td_xfer_remote {
 TD_MUST_USE td_status td_xfer_env_check(struct td_error *err);
 enum td_xfer_lane td_xfer_lane_chosen(void);
 const char *td_xfer_device(void); /* of the tcp lane */
+/* Address and netmask of an interface, in network order. CONFIG: none of that name is up and has an
+ * IPv4 address. */
+TD_MUST_USE td_status td_xfer_interface(const char *name, struct in_addr *ret_address,
+                                        struct in_addr *ret_mask, struct td_error *err);
 const char *td_xfer_lane_name(uint32_t lane);
 /* The last thing UCX complained about since td_xfer_ucx_forget(), "" when nothing. */
 void td_xfer_ucx_forget(void);
@@ -205,6 +213,8 @@ unsigned td_xfer_peers_sweep(struct td_xfer *x);
 void td_xfer_peer_settle(struct td_xfer_peer *peer);
 void td_xfer_peer_free(struct td_xfer_peer *peer);
 
+/* As many links as options.max_peers allows; strangers do not count. */
+bool td_xfer_peers_full(const struct td_xfer *x);
 /* Nobody hears of its end, neither the upper layer nor the other side. */
 void td_xfer_peer_discard(struct td_xfer_peer *peer);
 

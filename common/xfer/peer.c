@@ -158,7 +158,7 @@ free_peer:
 
 td_status td_xfer_connect(struct td_xfer *x, const void *address, size_t len,
                           struct td_xfer_peer **ret_peer, struct td_error *err) {
-    if (x->counts.peers >= x->options.max_peers)
+    if (td_xfer_peers_full(x))
         return td_fail(err, TD_BUSY, "links to peers: all %u are open or closing",
                        x->options.max_peers);
     if (len == x->address_len && memcmp(address, x->address, len) == 0)
@@ -178,14 +178,28 @@ td_status td_xfer_connect(struct td_xfer *x, const void *address, size_t len,
     return TD_OK;
 }
 
-/* Callers in the challenge; they are not yet anybody's. */
-static uint32_t unproven(const struct td_xfer *x) {
+/* Callers who have not proven anything; they are nobody's. Of these in the challenge, and the one that
+ * has been for longest. */
+static uint32_t strangers(const struct td_xfer *x, uint32_t *ret_open,
+                          struct td_xfer_peer **ret_oldest) {
     uint32_t n = 0;
-    TD_LIST_EACH (&x->peers, it) {
-        const struct td_xfer_peer *peer = TD_CONTAINER(it, struct td_xfer_peer, link);
-        n += !peer->proven && peer->called;
+    *ret_open = 0;
+    *ret_oldest = NULL;
+    TD_LIST_EACH (&x->peers, it) { /* by age */
+        struct td_xfer_peer *peer = TD_CONTAINER(it, struct td_xfer_peer, link);
+        if (peer->proven || !peer->called) continue;
+        n++;
+        if (peer->state != TD_XFER_OPEN) continue;
+        if (*ret_open == 0) *ret_oldest = peer;
+        ++*ret_open;
     }
     return n;
+}
+
+bool td_xfer_peers_full(const struct td_xfer *x) {
+    uint32_t open;
+    struct td_xfer_peer *oldest;
+    return x->counts.peers - strangers(x, &open, &oldest) >= x->options.max_peers;
 }
 
 /* Makes up for greetings that were never seen; what fails now fails for the link as well. */
@@ -201,7 +215,13 @@ static void catch_up(struct td_xfer *x, uint32_t theirs, const void *address, si
 }
 
 td_status td_xfer_peer_called(struct td_xfer *x, ucp_conn_request_h request) {
-    bool full = x->counts.peers >= x->options.max_peers || unproven(x) >= TD_XFER_UNPROVEN_MAX;
+    uint32_t open;
+    struct td_xfer_peer *oldest;
+    bool full = td_xfer_peers_full(x) || strangers(x, &open, &oldest) >= TD_XFER_STRANGERS_MAX;
+    if (!full && open >= TD_XFER_UNPROVEN_MAX) {
+        td_xfer_stranger(x, "callers who do not prove the cluster key make room for others");
+        td_xfer_peer_discard(oldest);
+    }
     struct td_xfer_peer *peer = full ? NULL : new_peer(x, 0);
     if (!peer) {
         (void)ucp_listener_reject(x->listener, request);

@@ -127,8 +127,9 @@ void td_xfer_prove(struct td_xfer_peer *peer, const void *bytes, size_t len) {
     uint8_t out[TD_CHALLENGE_MAX];
     size_t out_len;
     struct td_error err;
+    struct td_xfer *x = peer->x;
     if (peer->proven || peer->id == 0 || td_xfer_lane_chosen() == TD_XFER_SHM) {
-        peer->x->counts.malformed_dropped++;
+        x->counts.malformed_dropped++;
         return;
     }
     td_status st = td_challenge_take(&peer->challenge, bytes, len, out, &out_len, &err);
@@ -143,6 +144,10 @@ void td_xfer_prove(struct td_xfer_peer *peer, const void *bytes, size_t len) {
         return;
     }
     if (!peer->challenge.done) return;
+    if (peer->called && td_xfer_peers_full(x)) { /* it calls again */
+        td_xfer_peer_discard(peer);
+        return;
+    }
     peer->proven = true;
     if (peer->called) {
         peer->x->options.on_accept(peer->x->options.user, peer);

@@ -64,10 +64,6 @@ void td_xfer_remote_close(struct td_xfer_remote *remote) {
     free(remote);
 }
 
-uint64_t td_xfer_remote_bytes(const struct td_xfer_remote *remote) {
-    return remote->bytes;
-}
-
 void td_xfer_remotes_drop(struct td_xfer_peer *peer) {
     TD_LIST_EACH_SAFE (&peer->remotes, it, tmp) {
         td_xfer_remote_close(TD_CONTAINER(it, struct td_xfer_remote, link));

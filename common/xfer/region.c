@@ -118,10 +118,6 @@ void *td_xfer_region_base(const struct td_xfer_region *region) {
     return region->base;
 }
 
-size_t td_xfer_region_bytes(const struct td_xfer_region *region) {
-    return region->bytes;
-}
-
 const char *td_xfer_region_transport(const struct td_xfer_region *region) {
     return region->memory ? "posix" /* the only allocator the settings leave (env.c) */
                           : "private";

@@ -154,7 +154,6 @@ TD_MUST_USE td_status td_xfer_region_alloc(struct td_xfer *x, size_t bytes,
  * NULL is fine. */
 void td_xfer_region_free(struct td_xfer_region *region);
 void *td_xfer_region_base(const struct td_xfer_region *region);
-size_t td_xfer_region_bytes(const struct td_xfer_region *region);
 /* What the memory is made of, for the log: "posix" shared memory, or "private". */
 const char *td_xfer_region_transport(const struct td_xfer_region *region);
 /* tcp lane: the one range this link may write to from now on, replacing what it was granted before
@@ -207,7 +206,6 @@ TD_MUST_USE td_status td_xfer_remote_open(struct td_xfer_peer *peer, const void 
                                           struct td_xfer_remote **ret_remote, struct td_error *err);
 /* Only when no put to it is unfinished. NULL is fine. */
 void td_xfer_remote_close(struct td_xfer_remote *remote);
-uint64_t td_xfer_remote_bytes(const struct td_xfer_remote *remote);
 
 /* One put or flush. Caller-owned, zeroed, then the first four members filled; neither moved nor
  * reused until `quiet`. */

@@ -91,6 +91,7 @@ static void say_message(const struct td_msg *m) {
         return;
     case TD_MSG_VERDICT:
         say("peer VERDICT %s\n", td_status_name(m->verdict.status));
+        assert_int_equal(m->verdict.text[0] == 0, m->verdict.status == TD_OK);
         return;
     case TD_MSG_ABORT:
         say("peer ABORT %s\n", td_status_name(m->abort.status));

@@ -257,10 +257,10 @@ static void test_failed_sampling(void **state) {
     (void)state;
     admit_n(1, 10, 5, 2, ids);
     const struct td_token t[2] = {{.id = 8}, {.id = 9}};
-    const struct td_error failed[2] = {{.status = TD_CORRUPT, .text = "NaN"}, {.status = TD_OK}};
+    const struct td_error failed[2] = {{.status = TD_INTERNAL, .text = "NaN"}, {.status = TD_OK}};
     assert_string_equal(step((struct td_decode_event){.kind = TD_DECODE_STEP_DONE,
                                                       .step = {.tokens = t, .failed = failed}}),
-                        "COPY slot 0 to 1, page 0 to 1\nFAILED 1/0 CORRUPT\nTOKENS 1/1 #0\n"
+                        "COPY slot 0 to 1, page 0 to 1\nFAILED 1/0 INTERNAL\nTOKENS 1/1 #0\n"
                         "STEP 10+1\n");
     assert_string_equal(failed_text, "NaN");
 }

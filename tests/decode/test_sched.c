@@ -191,10 +191,10 @@ static void test_failed_sampling_fails_that_sequence(void **state) {
     computed(8);
     assert_string_equal(said, "TOKENS 1 #1\nSTEP 11+1 20+1\n");
     const struct td_token t[2] = {{.id = 8}, {.id = 9}};
-    const struct td_error failed[2] = {{.status = TD_CORRUPT, .text = "NaN"}, {.status = TD_OK}};
+    const struct td_error failed[2] = {{.status = TD_INTERNAL, .text = "NaN"}, {.status = TD_OK}};
     assert_string_equal(step((struct td_decode_event){.kind = TD_DECODE_STEP_DONE,
                                                       .step = {.tokens = t, .failed = failed}}),
-                        "FAILED 1 CORRUPT\nRELEASED 1\nTOKENS 2 #1\nSTEP 21+1\n");
+                        "FAILED 1 INTERNAL\nRELEASED 1\nTOKENS 2 #1\nSTEP 21+1\n");
     assert_string_equal(failed_text, "NaN");
 }
 

@@ -93,14 +93,17 @@ class TestNotify(unittest.TestCase):
             self.assertEqual(code, 0, log)
 
     def test_not_ready_when_it_cannot_start(self):
-        m = Manager("decode", self.settings | {"model.dir": "/nonexistent"})
-        self.assertEqual(m.process.wait(30), 1)
-        with self.assertRaises(AssertionError):
-            m.wait("READY=1", 0.1)
-        self.assertEqual(m.heard, [])
-        m.log.close()
-        m.socket.close()
-        shutil.rmtree(m.dir)
+        for role in ("decode", "router"):
+            m = Manager(role, self.settings | {"model.dir": "/nonexistent"})
+            self.assertEqual(m.process.wait(30), 1)
+            with self.assertRaises(AssertionError):
+                m.wait("READY=1", 0.1)
+            self.assertLessEqual(set(m.heard), {"STOPPING=1"})
+            m.log.seek(0)
+            self.assertNotIn("listening on", m.log.read())
+            m.log.close()
+            m.socket.close()
+            shutil.rmtree(m.dir)
 
     def test_unreachable_manager(self):
         env = os.environ | {"NOTIFY_SOCKET": "/nonexistent/notify"}

@@ -270,15 +270,15 @@ static void refuses_what_is_no_distribution(void **state) {
     for (int greedy = 0; greedy < 2; greedy++) {
         p.temperature = greedy ? 0 : 1;
         logits[2] = NAN;
-        assert_int_equal(td_sample(logits, NULL, 5, &p, 0, work, &s, &err), TD_CORRUPT);
+        assert_int_equal(td_sample(logits, NULL, 5, &p, 0, work, &s, &err), TD_INTERNAL);
         assert_non_null(strstr(err.text, "nan at token 2"));
         logits[2] = INFINITY;
-        assert_int_equal(td_sample(logits, NULL, 5, &p, 0, work, &s, &err), TD_CORRUPT);
+        assert_int_equal(td_sample(logits, NULL, 5, &p, 0, work, &s, &err), TD_INTERNAL);
         assert_non_null(strstr(err.text, "inf at token 2"));
     }
     for (int i = 0; i < 5; i++)
         logits[i] = -INFINITY;
-    assert_int_equal(td_sample(logits, NULL, 5, &p, 0, work, &s, &err), TD_CORRUPT);
+    assert_int_equal(td_sample(logits, NULL, 5, &p, 0, work, &s, &err), TD_INTERNAL);
     assert_int_equal(s.token, -7); /* written on success only */
 }
 

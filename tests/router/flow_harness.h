@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -25,6 +26,7 @@ static int32_t last_id; /* delivered */
 static int32_t prompt[8 + 100] = {5, 6, 7, 8, 9, 10, 11, 12};
 static struct td_msg_admit last_admit;
 static struct td_msg_prefill last_prefill;
+static uint32_t max_context = 100; /* of workers that come up */
 static struct td_flow_times last_times; /* of the last END */
 
 static inline void say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -104,7 +106,7 @@ static inline const char *up(enum td_role role, uint64_t epoch) {
                              .role = role,
                              .epoch = epoch,
                              .model = "m",
-                             .max_context = 100,
+                             .max_context = max_context,
                              .max_running = 4,
                              .pages = 100,
                              .slots = 4};

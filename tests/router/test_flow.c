@@ -368,6 +368,50 @@ static void test_probe_decides_readiness(void **state) {
     assert_true(td_fleet_ready(td_flow_fleet(flow)));
 }
 
+/* A pair whose limit is below the probe's prompt is asked a shorter question, the same of both. */
+static void test_probe_fits_the_pair(void **state) {
+    (void)state;
+    end(NULL);
+    assert_int_equal(begin_with(8), 0);
+    max_context = 6;
+    up(TD_ROLE_DECODE, D);
+    max_context = 100;
+    assert_string_equal(up(TD_ROLE_PREFILL, P), "3 ADMIT 8000000000000001.1\n");
+    assert_int_equal(last_admit.n_prompt + last_admit.max_new, 6);
+    probe(1, P, 21);
+    assert_int_equal(last_admit.n_prompt + last_admit.max_new, 6);
+    probe(2, 0, 21);
+    assert_non_null(strstr(said, "PROBED OK"));
+    down(D);
+    assert_string_equal(up(TD_ROLE_DECODE, D2), "4 ADMIT 8000000000000003.1\n");
+    assert_int_equal(last_admit.n_prompt, 8);
+}
+
+/* What prefill could not compute (a NaN in its logits) is no fault of the way to decode: prefill cools
+ * down, for every decode worker. */
+static void test_prefill_at_fault_alone(void **state) {
+    (void)state;
+    const td_status faults[] = {TD_INTERNAL, TD_CORRUPT};
+    up(TD_ROLE_DECODE, D2);
+    for (uint64_t i = 0; i < 2; i++) {
+        uint64_t r = i + 1;
+        submit(r);
+        uint64_t d = strtoull(said, NULL, 10), other = D + D2 - d;
+        char again[32];
+        admitted(d, r, 1);
+        snprintf(again, sizeof again, "%llu ADMIT %llu.2\n", (unsigned long long)other,
+                 (unsigned long long)r);
+        failed(P, r, 1, faults[i]);
+        if (faults[i] == TD_CORRUPT)
+            assert_non_null(strstr(said, again));
+        else
+            assert_null(strstr(said, "ADMIT"));
+        released(P, r, 1), released(d, r, 1);
+        tell(TD_FLOW_CANCEL, r);
+        after(2);
+    }
+}
+
 static void test_replaced_worker(void **state) {
     (void)state;
     under_way();
@@ -411,6 +455,8 @@ int main(void) {
         T(test_stop_string),
         T(test_admission_without_an_answer),
         T(test_probe_decides_readiness),
+        T(test_probe_fits_the_pair),
+        T(test_prefill_at_fault_alone),
         T(test_replaced_worker),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -566,7 +566,7 @@ static void test_addresses(void **state) {
         struct td_http_handler h = {.user = f};
         uv_loop_init(&loop);
         assert_int_equal(td_http_server_create(&loop, &f->limits, &h, &f->server, &err), TD_OK);
-        assert_int_equal(td_http_server_listen(f->server, bad[i], &err), TD_INVALID);
+        assert_int_equal(td_http_server_listen(f->server, bad[i], &err), TD_CONFIG);
         assert_non_null(strstr(err.text, "ADDRESS:PORT"));
         td_http_server_stop(f->server);
         uv_run(&loop, UV_RUN_DEFAULT);

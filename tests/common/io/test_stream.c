@@ -389,7 +389,6 @@ static void test_max_streams(void **state) {
     char c;
     assert_int_equal(recv(b, &c, 1, MSG_DONTWAIT), 0); /* dropped */
     assert_int_equal(recv(a, &c, 1, MSG_DONTWAIT), -1);
-    assert_int_equal(td_listener_dropped(l), 1);
     close(a); /* makes room */
     assert_true(test_until_ms(&loop, is_down, &ends[0], TEST_LIMIT_MS));
     close(b);
@@ -421,7 +420,6 @@ static void test_strangers(void **state) {
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
     assert_int_equal(server.connects, 0);
-    assert_int_equal(td_listener_dropped(l), 1);
     td_listener_close(l);
 }
 

@@ -65,9 +65,26 @@ static bool b_alone(void *user) {
     td_xfer_counts(b.x, &n);
     return n.peers == 0;
 }
+static bool b_lost(void *user) {
+    (void)user;
+    return b.lost > 0;
+}
+static bool b_closed(void *user) {
+    (void)user;
+    return b.closed > 0;
+}
 static bool never(void *user) {
     (void)user;
     return false;
+}
+
+static unsigned in_the_challenge(void) {
+    unsigned n = 0;
+    TD_LIST_EACH (&b.x->peers, it) {
+        const struct td_xfer_peer *p = TD_CONTAINER(it, struct td_xfer_peer, link);
+        n += p->called && !p->proven && p->state == TD_XFER_OPEN;
+    }
+    return n;
 }
 
 static void expect_honest_link(void) {
@@ -122,13 +139,21 @@ static void test_callers_who_do_not_answer(void **state) {
     for (int i = 0; i < 200; i++)
         (void)td_xfer_progress(b.x);
     td_xfer_counts(b.x, &n);
-    assert_in_range(n.peers, 1, TD_XFER_UNPROVEN_MAX);
+    assert_in_range(in_the_challenge(), 1, TD_XFER_UNPROVEN_MAX);
     assert_int_equal(b.accepted, 0);
+    /* They keep nobody out who knows the key, and take no link's place. */
+    expect_honest_link();
+    assert_in_range(in_the_challenge(), 1, TD_XFER_UNPROVEN_MAX);
+    assert_false(td_xfer_peers_full(b.x));
+    struct end *one[] = {&b};
+    assert_true(ends_run(one, 1, b_lost, NULL, 5000));
+    td_xfer_peer_close(b.peer);
+    assert_true(ends_run(one, 1, b_closed, NULL, 5000));
+    b.accepted = b.lost = b.closed = 0;
     /* Nothing but the challenge is taken from them, and there is an end to it. */
     assert_int_equal(td_xfer_expire(b.x, td_now_ns()) < later, true);
     (void)td_xfer_expire(b.x, later);
     assert_true(b.strangers > 0);
-    struct end *one[] = {&b};
     assert_true(ends_run(one, 1, b_alone, NULL, 2000));
     assert_int_equal(b.accepted + b.lost + b.closed, 0); /* the upper layer never heard of them */
     (void)td_xfer_expire(a.x, later);
