@@ -18,6 +18,7 @@
 #include "router/api_params.h"
 #include "router/api_prompt.h"
 #include "router/api_responses.h"
+#include "router/ledger.h"
 #include "router/sse.h"
 #include "router/topk_json.h"
 
@@ -73,6 +74,8 @@ struct td_answer {
     struct td_answer_text *text; /* [n]: params.n for each prompt, prompt after prompt */
     uint32_t n, n_ended;
     uint32_t n_prompt;       /* tokens of all prompts */
+    struct td_ledger ledger; /* filled in before the last td_answer_end */
+    char fingerprint[24];    /* of the workers, before td_answer_begin; "": not known */
     struct td_json_out head; /* what every chunk of OpenAI's begins with; of a stream */
     uint32_t n_blocks;       /* of a form: opened, and what the last one is */
     uint8_t block;

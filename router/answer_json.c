@@ -148,6 +148,10 @@ static void head(struct td_json_out *w, const struct td_answer *a, const char *o
     td_json_i64(w, a->created);
     td_json_key(w, "model");
     td_json_text(w, a->model);
+    if (a->fingerprint[0]) {
+        td_json_key(w, "system_fingerprint");
+        td_json_text(w, a->fingerprint);
+    }
     td_json_key(w, "choices");
     td_json_open(w, '[');
 }
@@ -182,6 +186,12 @@ static void usage(struct td_json_out *w, const struct td_answer *a) {
         td_json_u64(w, reasoning);
         td_json_close(w, '}');
     }
+    td_json_key(w, "prompt_tokens_details");
+    td_json_open(w, '{');
+    td_json_key(w, "cached_tokens"); /* no worker keeps prefixes */
+    td_json_u64(w, 0);
+    td_json_close(w, '}');
+    if (a->params.timings) td_ledger_write(&a->ledger, w);
     td_json_close(w, '}');
 }
 

@@ -34,13 +34,16 @@ static void call_id(struct td_json_out *w, const struct td_answer *a, uint32_t c
     field(w, "id", id);
 }
 
-static void usage(struct td_json_out *w, uint32_t n_prompt, uint32_t n_tokens) {
+/* `t` NULL: it only begins. */
+static void usage(struct td_json_out *w, const struct td_answer *a,
+                  const struct td_answer_text *t) {
     td_json_key(w, "usage");
     td_json_open(w, '{');
     td_json_key(w, "input_tokens");
-    td_json_u64(w, n_prompt);
+    td_json_u64(w, a->n_prompt);
     td_json_key(w, "output_tokens");
-    td_json_u64(w, n_tokens);
+    td_json_u64(w, t ? t->n_sampled : 0);
+    if (t && a->params.timings) td_ledger_write(&a->ledger, w);
     td_json_close(w, '}');
 }
 
@@ -81,7 +84,7 @@ static void messages_begin(struct td_answer *a, struct td_json_out *w) {
     td_json_close(w, ']');
     field(w, "stop_reason", NULL);
     field(w, "stop_sequence", NULL);
-    usage(w, a->n_prompt, 0);
+    usage(w, a, NULL);
     td_json_close(w, '}');
     td_json_close(w, '}');
 }
@@ -161,7 +164,7 @@ static void messages_last(struct td_answer *a, struct td_json_out *w,
     td_json_open(w, '{');
     reason(w, t);
     td_json_close(w, '}');
-    usage(w, a->n_prompt, t->n_sampled);
+    usage(w, a, t);
     td_json_close(w, '}');
     event(w, "message_stop");
     td_json_close(w, '}');
@@ -224,7 +227,7 @@ static void messages_document(struct td_answer *a, struct td_json_out *w,
         tool_block(w, a, t, i);
     td_json_close(w, ']');
     reason(w, t);
-    usage(w, a->n_prompt, t->n_sampled);
+    usage(w, a, t);
     td_json_close(w, '}');
 }
 

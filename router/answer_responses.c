@@ -135,6 +135,7 @@ static void usage(struct td_json_out *w, const struct td_answer *a,
     number(w, "reasoning_tokens", t->n_reasoning);
     td_json_close(w, '}');
     number(w, "total_tokens", (uint64_t)a->n_prompt + t->n_sampled);
+    if (a->params.timings) td_ledger_write(&a->ledger, w);
     td_json_close(w, '}');
 }
 

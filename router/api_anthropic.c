@@ -24,6 +24,7 @@ static const struct td_param request_params[] = {
     {"tool_choice", TD_PARAM_READ, NULL},
     {"thinking", TD_PARAM_READ, NULL},
     {"output_config", TD_PARAM_READ, NULL},
+    {"return_timings", TD_PARAM_READ, NULL},
     {"metadata", TD_PARAM_HARMLESS, NULL},
     {"cache_control", TD_PARAM_HARMLESS, NULL},
     {"service_tier", TD_PARAM_WORD, "auto|standard_only"},
@@ -380,8 +381,8 @@ static td_status read_thinking(const struct td_fields *f, json_t *chat) {
 /* ---- the rest ---- */
 
 static td_status read_rest(const struct td_fields *f, bool counting, json_t *chat) {
-    static const char *const same[] = {"model",       "max_tokens", "stream",
-                                       "temperature", "top_k",      "top_p"};
+    static const char *const same[] = {"model", "max_tokens", "stream",        "temperature",
+                                       "top_k", "top_p",      "return_timings"};
     double temperature = 0;
     TD_TRY(td_field_num(f, "temperature", 0, 1, &temperature));
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++)

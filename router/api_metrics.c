@@ -32,6 +32,8 @@ void td_api_metrics(struct td_serve *s, struct td_http_conn *c) {
     struct td_metrics_gauges g = {.ready = !td_serve_not_ready(s),
                                   .in_flight = s->n_requests,
                                   .connections = td_http_server_connections(s->http),
+                                  .statuses = td_http_server_statuses(s->http),
+                                  .n_statuses = TD_HTTP_STATUSES,
                                   .workers = workers};
     if (s->responses) {
         struct td_response_store_counts kept;

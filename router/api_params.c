@@ -23,6 +23,7 @@ static const struct td_param common_params[] = {
     {"logprobs", TD_PARAM_READ, NULL},
     {"ignore_eos", TD_PARAM_READ, NULL},
     {"return_indexer_topk", TD_PARAM_READ, NULL},
+    {"return_timings", TD_PARAM_READ, NULL},
     {"user", TD_PARAM_HARMLESS, NULL},
     {"metadata", TD_PARAM_HARMLESS, NULL},
     {"n", TD_PARAM_READ, NULL},
@@ -207,6 +208,7 @@ static td_status read_stream(const struct td_fields *f, struct td_api_params *p)
         {"include_usage", TD_PARAM_READ, NULL}, {"include_obfuscation", TD_PARAM_FALSE, NULL}, {0}};
     const json_t *options = NULL;
     TD_TRY(td_field_bool(f, "stream", &p->stream));
+    TD_TRY(td_field_bool(f, "return_timings", &p->timings));
     TD_TRY(td_field_object(f, "stream_options", &options));
     if (!options) return TD_OK;
     struct td_fields o = {options, "stream_options.", f->e};

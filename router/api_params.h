@@ -31,6 +31,7 @@ struct td_api_params {
     bool calls;    /* tools are declared and may be called */
     bool one_call; /* but no more than one */
     bool echo;     /* completions: the prompt's text comes first */
+    bool timings;  /* usage tells where the time went */
     struct td_sampling sampling;
     uint32_t n; /* choices */
     uint32_t max_new;

@@ -52,6 +52,7 @@ static const struct td_param request_params[] = {
     {"frequency_penalty", TD_PARAM_READ, NULL},
     {"min_tokens", TD_PARAM_READ, NULL},
     {"chat_template_kwargs", TD_PARAM_READ, NULL},
+    {"return_timings", TD_PARAM_READ, NULL},
     {0},
 };
 
@@ -315,6 +316,7 @@ static td_status read_rest(const struct td_fields *f, json_t *chat) {
                 {"top_k", "top_k"},
                 {"min_p", "min_p"},
                 {"ignore_eos", "ignore_eos"},
+                {"return_timings", "return_timings"},
                 {"logit_bias", "logit_bias"},
                 {"repetition_penalty", "repetition_penalty"},
                 {"presence_penalty", "presence_penalty"},

@@ -40,6 +40,7 @@
 
 #include "proto/msg.h"
 #include "router/fleet.h"
+#include "router/ledger.h"
 
 enum {
     TD_FLOW_ATTEMPTS_MAX = 3,
@@ -110,6 +111,9 @@ struct td_flow_times {
     uint64_t submitted, admitted, first_token, ended;
     uint32_t attempts;
     struct td_pair pair; /* of the last attempt */
+    /* From `submitted` to `ended` without a gap; TD_PHASE_PREPARE is not the flow's. A decode
+     * worker that prefills by itself hands nothing over. */
+    uint64_t phase_ns[TD_PHASES];
 };
 
 enum td_flow_action_kind {

@@ -104,7 +104,9 @@ void td_flow_part(struct td_flow *f, struct request *lead) {
         r->prefill = lead->prefill;
         r->keep_ns = lead->keep_ns;
         r->last_word = lead->last_word;
-        r->times.admitted = lead->times.admitted;
+        r->times = lead->times;
+        r->phase = lead->phase;
+        r->phase_since_ns = lead->phase_since_ns;
         td_flow_to(f, r, lead->state, lead->deadline_ns);
     }
 }
@@ -192,6 +194,7 @@ static struct td_flow_action *say(struct td_flow *f, struct request *r,
     a->request = r->s.request - r->number;
     a->choice = r->number;
     a->user = r->s.user;
+    td_flow_phase(f, r, r->phase);
     r->times.ended = f->now_ns;
     r->times.attempts = r->attempt - r->refused;
     r->times.pair = r->pair;

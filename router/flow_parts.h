@@ -67,6 +67,8 @@ struct request { /* one choice of one */
     bool last_word; /* prefill is out of it and decode will say what is: no more KEEP */
     /* all attempts */
     uint32_t delivered, fruitless; /* preempted in a row without a token */
+    enum td_phase phase;           /* and since when */
+    uint64_t phase_since_ns;
     struct leg leg[LEGS_MAX];
     struct td_flow_times times;
     struct td_token held[HOLD_MAX];
@@ -178,6 +180,13 @@ struct request *td_flow_take(struct td_flow *f, const struct td_flow_submit *s);
 void td_flow_give(struct td_flow *f, struct request *r);
 /* Moves a request to a state; `deadline_ns` counts in states with a clock. */
 void td_flow_to(struct td_flow *f, struct request *r, enum state state, uint64_t deadline_ns);
+
+/* The time so far goes to the phase that ends now; `phase` begins. */
+static inline void td_flow_phase(struct td_flow *f, struct request *r, enum td_phase phase) {
+    r->times.phase_ns[r->phase] += f->now_ns - r->phase_since_ns;
+    r->phase = phase;
+    r->phase_since_ns = f->now_ns;
+}
 
 /* flow_tokens.c: what workers say about a running request */
 void td_flow_message(struct td_flow *f, uint64_t epoch, const struct td_msg *m);

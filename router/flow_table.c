@@ -62,7 +62,8 @@ static struct request *take(struct td_flow *f, const struct td_flow_submit *s, u
     r->lead = r->host = r->choice[0] = r;
     r->order = f->next_order++;
     r->decode = r->prefill = NO_LEG;
-    r->times.submitted = f->now_ns;
+    r->times.submitted = r->phase_since_ns = f->now_ns;
+    r->phase = TD_PHASE_QUEUE;
     uint32_t *b = bucket(f, r->s.request);
     r->hash_next = *b;
     *b = (uint32_t)(r - f->table);
@@ -128,6 +129,7 @@ void td_flow_to(struct td_flow *f, struct request *r, enum state state, uint64_t
             before = before->prev;
     td_list_push_back(before, &r->link);
     if (state == QUEUED) {
+        td_flow_phase(f, r, TD_PHASE_QUEUE);
         f->counts.queued++;
         f->pump_due = true;
     }

@@ -13,6 +13,8 @@ static void deliver(struct td_flow *f, struct request *r, uint32_t index, uint32
                     const struct td_token *tokens, const struct td_selection *selections) {
     assert(index == r->delivered && n > 0);
     if (r->delivered == 0) r->times.first_token = f->now_ns;
+    if (r->phase == TD_PHASE_PREFILL)
+        td_flow_phase(f, r, r->state == ADMITTED ? TD_PHASE_TRANSFER : TD_PHASE_DECODE);
     for (uint32_t i = 0; i < n && !r->pinned; i++)
         r->s.ids[r->s.n_prompt + index + i] = tokens[i].id;
     r->delivered += n;
@@ -94,6 +96,7 @@ static void decode_tokens(struct td_flow *f, struct request *r, const struct td_
         return;
     }
     if (r->state == ADMITTED) td_flow_to(f, r, STREAMING, 0);
+    if (r->phase == TD_PHASE_TRANSFER) td_flow_phase(f, r, TD_PHASE_DECODE);
     if (!wait) {
         /* The prompt is computed when its first token is here. */
         struct leg *l = td_flow_leg(r, r->decode);
@@ -142,6 +145,7 @@ static void admit_reply(struct td_flow *f, struct request *r, int leg,
     if (m->status == TD_OK) {
         if (!current) return; /* its CANCEL is on the way */
         r->times.admitted = f->now_ns;
+        td_flow_phase(f, r, TD_PHASE_PREFILL);
         uint64_t lease = m->lease_ms != 0 ? m->lease_ms * MS_NS : f->o.lease_ns;
         r->keep_ns = lease / 3;
         td_fleet_roomy(&f->fleet, epoch);

@@ -11,7 +11,7 @@
 
 enum {
     TD_HTTP_FIELDS_MAX = 100,
-    TD_HTTP_EXTRA_MAX = 512,
+    TD_HTTP_EXTRA_MAX = 1024,
     TD_HTTP_READ_BYTES = 65536, /* one read; also what may wait pipelined before reads stop */
     TD_HTTP_KEEP_BYTES = 65536, /* buffers larger than this are freed between requests */
 };
@@ -83,6 +83,7 @@ struct td_http_server {
     uint16_t port;
     uint32_t n_conns;
     struct td_link conns, unsent;
+    uint64_t statuses[TD_HTTP_STATUSES];
     llhttp_settings_t settings;
     char read_buf[TD_HTTP_READ_BYTES];
 };

@@ -105,7 +105,7 @@ void td_http_add_header(struct td_http_conn *c, const char *name, const char *va
 
 static void write_head(struct td_http_conn *c, int status, const char *content_type,
                        const char *framing) {
-    char date[40], head[1024];
+    char date[40], head[TD_HTTP_EXTRA_MAX + 512];
     time_t now = time(NULL);
     struct tm tm;
     strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &tm));
@@ -120,6 +120,7 @@ static void write_head(struct td_http_conn *c, int status, const char *content_t
     assert(n > 0 && (size_t)n < sizeof head);
     enqueue(c, head, (size_t)n);
     c->begun_answer = true;
+    if (status < TD_HTTP_STATUSES) c->server->statuses[status]++;
 }
 
 void td_http_reply(struct td_http_conn *c, int status, const char *content_type, const char *body,

@@ -25,7 +25,10 @@ void td_http_limits_defaults(struct td_http_limits *l) {
 static void on_conn_closed(uv_handle_t *h) {
     struct td_http_conn *c = h->data;
     struct td_http_server *s = c->server;
-    if (c->state == TD_HTTP_CLOSING && c->owner) s->handler.gone(s->handler.user, c);
+    if (c->state == TD_HTTP_CLOSING && c->owner) {
+        if (!c->begun_answer) s->statuses[TD_HTTP_CLIENT_LEFT]++;
+        s->handler.gone(s->handler.user, c);
+    }
     td_list_remove(&c->link);
     td_list_remove(&c->unsent);
     s->n_conns--;
@@ -370,6 +373,10 @@ bool td_http_peer_is_local(const struct td_http_conn *c) {
 
 uint16_t td_http_server_port(const struct td_http_server *s) {
     return s->port;
+}
+
+const uint64_t *td_http_server_statuses(const struct td_http_server *s) {
+    return s->statuses;
 }
 
 uint32_t td_http_server_connections(const struct td_http_server *s) {

@@ -23,7 +23,7 @@ struct td_http_server;
 struct td_http_conn;
 
 /* Connections beyond the limit that may be waiting for their 503; further ones are just closed. */
-enum { TD_HTTP_TURNED_AWAY_MAX = 64 };
+enum { TD_HTTP_TURNED_AWAY_MAX = 64, TD_HTTP_STATUSES = 600, TD_HTTP_CLIENT_LEFT = 499 };
 
 struct td_http_limits {
     size_t head_bytes;    /* request line and headers */
@@ -61,6 +61,9 @@ TD_MUST_USE td_status td_http_server_listen(struct td_http_server *s, const char
 /* The port bound. */
 uint16_t td_http_server_port(const struct td_http_server *s);
 uint32_t td_http_server_connections(const struct td_http_server *s);
+/* [TD_HTTP_STATUSES] answers begun so far, by their status; 499: none, since the client left
+ * before. */
+const uint64_t *td_http_server_statuses(const struct td_http_server *s);
 /* Stops listening and closes every connection; `gone` follows for answers not ended. */
 void td_http_server_stop(struct td_http_server *s);
 /* After stop and after the loop has run out of this server's handles. NULL is fine. */
@@ -85,7 +88,7 @@ void *td_http_owner(const struct td_http_conn *c);
 /* ---- the answer ---- */
 
 /* Adds "name: value" to the headers of the answer, before it begins. Values with control
- * characters, and what exceeds 512 bytes in all, are left out. */
+ * characters, and what exceeds 1,024 bytes in all, are left out. */
 void td_http_add_header(struct td_http_conn *c, const char *name, const char *value);
 /* A whole answer. To HEAD only the headers go out. */
 void td_http_reply(struct td_http_conn *c, int status, const char *content_type, const char *body,

@@ -48,17 +48,36 @@ static void single(struct td_json_out *w, const char *name, const char *type, ui
     line(w, "%s %llu\n", name, (unsigned long long)v);
 }
 
-static void histogram(struct td_json_out *w, const char *name, const struct td_histogram *h,
-                      const char *help) {
+/* `label`: one more, `name="value"`; "": none. */
+static void samples(struct td_json_out *w, const char *name, const char *label,
+                    const struct td_histogram *h) {
     uint64_t below = 0;
-    head(w, name, "histogram", help);
+    const char *comma = *label ? "," : "", *open = *label ? "{" : "", *close = *label ? "}" : "";
     for (size_t i = 0; i < TD_HISTOGRAM_BUCKETS; i++) {
         below += h->count[i];
-        line(w, "%s_bucket{le=\"%g\"} %llu\n", name, bounds[i], (unsigned long long)below);
+        line(w, "%s_bucket{%s%sle=\"%g\"} %llu\n", name, label, comma, bounds[i],
+             (unsigned long long)below);
     }
     below += h->count[TD_HISTOGRAM_BUCKETS];
-    line(w, "%s_bucket{le=\"+Inf\"} %llu\n%s_sum %.9g\n%s_count %llu\n", name,
-         (unsigned long long)below, name, h->sum, name, (unsigned long long)below);
+    line(w, "%s_bucket{%s%sle=\"+Inf\"} %llu\n", name, label, comma, (unsigned long long)below);
+    line(w, "%s_sum%s%s%s %.12g\n%s_count%s%s%s %llu\n", name, open, label, close, h->sum, name,
+         open, label, close, (unsigned long long)below);
+}
+
+static void histogram(struct td_json_out *w, const char *name, const struct td_histogram *h,
+                      const char *help) {
+    head(w, name, "histogram", help);
+    samples(w, name, "", h);
+}
+
+static void phases(struct td_json_out *w, const struct td_histogram *h) {
+    static const char name[] = "tandem_request_phase_seconds";
+    head(w, name, "histogram", "Where the time of whole answers went; the sums add up to theirs.");
+    for (int i = 0; i < TD_PHASES; i++) {
+        char label[40];
+        snprintf(label, sizeof label, "phase=\"%s\"", td_phase_name((enum td_phase)i));
+        samples(w, name, label, &h[i]);
+    }
 }
 
 /* Names come from hellos: quote what would break a label. */
@@ -129,9 +148,16 @@ void td_metrics_write(struct td_json_out *w, const struct td_metrics *m,
               "Mean time between tokens of an answer, after the first.");
     histogram(w, "tandem_request_seconds", &m->total,
               "From the whole request to its whole answer.");
+    phases(w, m->phase);
     single(w, "tandem_ready", "gauge", g->ready, "1 after a probe passed for a usable pair.");
     single(w, "tandem_requests_in_flight", "gauge", g->in_flight, "Requests being answered.");
     single(w, "tandem_requests_queued", "gauge", g->queued, "Of these, waiting for workers.");
+    head(w, "tandem_http_answers_total", "counter",
+         "Answers to anything, by status; 499: the client left before.");
+    for (size_t i = 0; g->statuses && i < g->n_statuses; i++)
+        if (g->statuses[i])
+            line(w, "tandem_http_answers_total{code=\"%zu\"} %llu\n", i,
+                 (unsigned long long)g->statuses[i]);
     single(w, "tandem_http_connections", "gauge", g->connections, "Open client connections.");
     single(w, "tandem_responses_kept", "gauge", g->responses_kept,
            "Responses that can be continued by their id.");

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "router/json_write.h"
+#include "router/ledger.h"
 
 /* How a request for tokens ended. X(name, label) */
 #define TD_OUTCOME_MAP(X)                                                                          \
@@ -40,6 +41,7 @@ struct td_metrics {
     struct td_histogram ttft;  /* request complete -> first token */
     struct td_histogram tpot;  /* mean time between tokens of one answer, after the first */
     struct td_histogram total; /* request complete -> answer complete */
+    struct td_histogram phase[TD_PHASES]; /* of which these, in a row */
 };
 
 struct td_metrics_worker {
@@ -52,6 +54,8 @@ struct td_metrics_worker {
 struct td_metrics_gauges {
     bool ready;
     uint64_t in_flight, queued, connections;
+    const uint64_t *statuses; /* [n_statuses] answers begun, by HTTP status; may be NULL */
+    size_t n_statuses;
     uint64_t responses_kept, responses_bytes, responses_evicted;
     const struct td_metrics_worker *workers; /* [n_workers] */
     size_t n_workers;

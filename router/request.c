@@ -52,6 +52,32 @@ static void finish(struct td_request *r, enum td_outcome outcome, int status,
     log_end(r, outcome, status, t, text);
 }
 
+static void name_worker(const struct td_request *r, uint64_t epoch, char out[TD_NAME_MAX]) {
+    const char *name = epoch ? worker_name(r->s, epoch) : "";
+    snprintf(out, TD_NAME_MAX, "%s", strcmp(name, "-") == 0 ? "" : name);
+}
+
+static void count_time(struct td_request *r, const struct td_flow_times *t) {
+    struct td_metrics *m = &r->s->metrics;
+    struct td_ledger *l = &r->answer.ledger;
+    memcpy(l->phase_ns, t->phase_ns, sizeof l->phase_ns);
+    l->phase_ns[TD_PHASE_PREPARE] = t->submitted - r->arrived_ns;
+    l->total_ns = t->ended - r->arrived_ns;
+    l->first_ns = r->first_ns - r->arrived_ns;
+    l->attempts = t->attempts;
+    name_worker(r, t->pair.prefill, l->prefill);
+    name_worker(r, t->pair.decode, l->decode);
+    for (int i = 0; i < TD_PHASES; i++)
+        td_histogram_add(&m->phase[i], (double)l->phase_ns[i] * 1e-9);
+    td_histogram_add(&m->total, (double)l->total_ns * 1e-9);
+}
+
+static void add_timing(const struct td_request *r, struct td_http_conn *c) {
+    char text[TD_LEDGER_HEADER_MAX];
+    td_ledger_header(&r->answer.ledger, text);
+    td_http_add_header(c, "Server-Timing", text);
+}
+
 void td_request_reap(struct td_serve *s) {
     if (s->pumping) return; /* actions not yet taken may refer to prompts; the pump reaps */
     TD_LIST_EACH_SAFE (&s->dead, it, tmp) {
@@ -117,6 +143,11 @@ static td_status prepare_root(struct td_request *r, const json_t *root) {
     TD_TRY(td_api_params_read(root, completions ? r->kind : TD_API_CHAT, &r->s->defaults, &p,
                               &r->error));
     p.kind = r->kind;
+    bool has_usage = !p.stream || p.include_usage || (!completions && r->kind != TD_API_CHAT);
+    if (p.timings && !has_usage)
+        return td_api_refuse(&r->error, 400, NULL, "return_timings",
+                             "return_timings: expected stream_options.include_usage to be true, "
+                             "since usage carries them, found it is not");
     struct td_ids *prompt = completions ? NULL : td_prompts_add(&r->prompts, &r->error);
     if (completions)
         TD_TRY(td_api_completions_prompts(root, chat, &r->prompts, &r->error));
@@ -218,8 +249,22 @@ static void submit_prompt(struct td_request *r, uint32_t i) {
     td_serve_step(s, &ev);
 }
 
+/* Equal ones promise equal bits: what the workers compute with, and how. */
+static void name_workers(struct td_request *r) {
+    const struct td_fleet *f = td_flow_fleet(r->s->flow);
+    for (int i = 0; i < TD_FLEET_WORKERS_MAX; i++) {
+        const struct td_fleet_worker *w = &f->worker[i];
+        if (!w->epoch || w->role != TD_ROLE_DECODE) continue;
+        uint64_t h = w->fingerprint * 0x9E3779B97F4A7C15ull ^ w->numerics_id;
+        snprintf(r->answer.fingerprint, sizeof r->answer.fingerprint, "fp_%016llx",
+                 (unsigned long long)h);
+        return;
+    }
+}
+
 static void submit(struct td_request *r) {
     struct td_serve *s = r->s;
+    name_workers(r);
     r->stage = TD_REQUEST_RUNNING;
     if (r->answer.params.sampling.selections) s->n_topk++;
     r->held++;
@@ -233,6 +278,8 @@ static void submit(struct td_request *r) {
     /* A refusal above still had its status line; from here on the client sees a stream. */
     r->begun = r->answer.params.stream;
     r->quiet_since_ns = td_now_ns();
+    r->answer.ledger.phase_ns[TD_PHASE_PREPARE] = r->prepared_ns - r->arrived_ns;
+    if (r->begun) add_timing(r, r->conn);
     td_answer_begin(&r->answer, r->conn, &s->scratch);
     if (r->answer.broken) {
         r->conn = NULL;
@@ -429,7 +476,8 @@ void td_request_end(struct td_request *r, const struct td_flow_action *a) {
     count_end(r, choice, a);
     if (last) {
         s->metrics.prompt_tokens += r->answer.n_prompt;
-        td_histogram_add(&s->metrics.total, ms(r->arrived_ns, td_now_ns()) * 1e-3);
+        count_time(r, &a->end.times);
+        if (!r->answer.params.stream) add_timing(r, c);
         td_http_set_owner(c, NULL);
         finish(r, r->cut ? TD_OUTCOME_LENGTH : TD_OUTCOME_STOP, 200, &a->end.times, NULL);
     }

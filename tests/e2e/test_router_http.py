@@ -26,6 +26,27 @@ def test_body_limit(s):
     assert answer.startswith(b"HTTP/1.1 413 ") and str(MAX_BODY).encode() in answer
 
 
+def statuses(s):
+    found = dict(line.rsplit(" ", 1) for line in s.get("/metrics")[2].splitlines() if line.startswith("tandem_http_answers_total"))
+    return collections.Counter({int(k.split('"')[1]): int(v) for k, v in found.items()})
+
+
+def test_statuses_are_counted(s):
+    """Whatever is answered, by its status, and who left before there was an answer: 499."""
+    before = statuses(s)
+    chat(s, "one"), joined(chat(s, "two", stream=True))
+    s.get("/nothing"), s.get("/health", "POST", b"")
+    s.get("/v1/completions", "POST", b"x" * (MAX_BODY + 1))
+    for stream, waits in ((False, True), (True, False)):
+        with s.connect() as c:
+            c.sendall(raw_post(b"/v1/chat/completions", body_of("@hang on", stream=stream)))
+            s.wait("it is in flight", lambda: len(in_flight(s)) == 1 and (waits or c.recv(9) == b"HTTP/1.1 "))
+        s.wait("nothing is left", lambda: in_flight(s) == [])
+    got = statuses(s) - before
+    assert {k: got[k] for k in (404, 405, 413, 499)} == {404: 1, 405: 1, 413: 1, 499: 1}, got
+    assert got[200] > 5
+
+
 def test_routes(s):
     status, headers, text = s.get("/v1/chat/completions")
     assert status == 405 and headers["Allow"] == "POST" and json.loads(text)["error"]

@@ -38,6 +38,15 @@ static inline void say(const char *fmt, ...) {
     va_end(ap);
 }
 
+/* The phases of a request follow one another without a gap. */
+static inline void check_phases(const struct td_flow_times *t) {
+    uint64_t sum = 0;
+    for (int i = 0; i < TD_PHASES; i++)
+        sum += t->phase_ns[i];
+    assert_int_equal(sum, t->ended - t->submitted);
+    assert_int_equal(t->phase_ns[TD_PHASE_PREPARE], 0);
+}
+
 static inline void say_action(const struct td_flow_action *a) {
     unsigned long long r = a->request, e = a->epoch;
     char c[12] = ""; /* which choice, but for the first */
@@ -74,10 +83,12 @@ static inline void say_action(const struct td_flow_action *a) {
         return;
     case TD_FLOW_END:
         last_times = a->end.times;
+        check_phases(&a->end.times);
         say("END %llu%s %s %u\n", r, c, a->end.reason == TD_FINISH_STOP ? "stop" : "length",
             a->end.n_tokens);
         return;
     case TD_FLOW_FAIL:
+        check_phases(&a->fail.times);
         say("FAIL %llu%s %s %s\n", r, c, td_status_name(a->fail.status),
             a->fail.retry_ms != 0 ? "retry" : "");
         return;
@@ -88,6 +99,18 @@ static inline void say_action(const struct td_flow_action *a) {
         say("STALLED %llu %s\n", e, a->moves ? "moves" : "hangs");
         return;
     }
+}
+
+/* Where the time of the last END went, in ms. */
+static inline const char *phases(void) {
+    static char text[100];
+    const uint64_t *t = last_times.phase_ns;
+    snprintf(text, sizeof text, "queue %llu prefill %llu transfer %llu decode %llu",
+             (unsigned long long)(t[TD_PHASE_QUEUE] / MS),
+             (unsigned long long)(t[TD_PHASE_PREFILL] / MS),
+             (unsigned long long)(t[TD_PHASE_TRANSFER] / MS),
+             (unsigned long long)(t[TD_PHASE_DECODE] / MS));
+    return text;
 }
 
 /* Takes an event, returns what came of it. */

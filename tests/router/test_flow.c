@@ -43,6 +43,45 @@ static void test_colocated(void **state) {
     assert_string_equal(finished(D, 1, 1, 2), "END 1 length 2\n");
 }
 
+static void test_phases(void **state) {
+    (void)state;
+    submit(1);
+    after(3);
+    busy(D, 1, 1); /* asks again in 50 ms */
+    assert_string_equal(after(50), "3 ADMIT 1.2\n");
+    after(7);
+    admitted(D, 1, 2);
+    after(20);
+    tokens(P, 1, 2, 0, 1);
+    after(5);
+    released(P, 1, 2);
+    tokens(D, 1, 2, 1, 1);
+    after(40);
+    tokens(D, 1, 2, 2, 1);
+    after(2);
+    assert_string_equal(finished(D, 1, 2, 3), "END 1 length 3\n");
+    assert_string_equal(phases(), "queue 60 prefill 20 transfer 5 decode 42");
+    released(D, 1, 2);
+    submit(2); /* the handoff is over before token 0 is here */
+    admitted(D, 2, 1);
+    after(9);
+    tokens(D, 2, 1, 1, 1);
+    after(1);
+    tokens(P, 2, 1, 0, 1);
+    after(4);
+    finished(D, 2, 1, 2);
+    assert_string_equal(phases(), "queue 0 prefill 10 transfer 0 decode 4");
+    released(D, 2, 1);
+    submit_n(3, 8, 10, true); /* nothing is handed over */
+    after(1);
+    admitted(D, 3, 1);
+    after(6);
+    tokens(D, 3, 1, 0, 1);
+    after(8);
+    finished(D, 3, 1, 1);
+    assert_string_equal(phases(), "queue 1 prefill 6 transfer 0 decode 8");
+}
+
 static void test_too_long_with_both_numbers(void **state) {
     (void)state;
     assert_string_equal(submit_n(1, 8, 93, false), "FAIL 1 TOO_LONG \n");
@@ -433,6 +472,7 @@ int main(void) {
         T(test_first_token_ends_it),
         T(test_selections),
         T(test_colocated),
+        T(test_phases),
         T(test_too_long_with_both_numbers),
         T(test_busy_waits_then_says_when),
         T(test_a_place_that_frees_up_is_used_at_once),

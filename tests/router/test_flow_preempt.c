@@ -20,7 +20,9 @@ static void test_preempted_goes_on_where_it_was(void **state) {
     numbered(P, 1, 1, 0, 1, 0);
     released(P, 1, 1);
     numbered(D, 1, 1, 1, 2, 1);
+    after(30);
     assert_string_equal(failed(D, 1, 1, TD_PREEMPTED), "3 ADMIT 1.2\n");
+    after(4);
     assert_int_equal(last_admit.n_prompt, 11);
     assert_int_equal(last_admit.max_new, 7);
     assert_int_not_equal(last_admit.prompt_hash, hash);
@@ -29,12 +31,15 @@ static void test_preempted_goes_on_where_it_was(void **state) {
     assert_string_equal(numbered(D, 1, 1, 3, 1, 3), ""); /* late, of the old attempt */
     released(D, 1, 1);
     assert_string_equal(admitted(D, 1, 2), "1 PREFILL 1.2\n");
+    after(5);
     assert_string_equal(numbered(D, 1, 2, 1, 1, 4), ""); /* overtakes token 3 */
     assert_string_equal(numbered(P, 1, 2, 0, 1, 3), "GIVE 1 #3+1\nGIVE 1 #4+1\n");
     assert_string_equal(numbered(P, 1, 2, 0, 1, 3), ""); /* a double */
     assert_string_equal(numbered(D, 1, 2, 1, 6, 4), "GIVE 1 #5+5\n");
     assert_int_equal(last_id, 19);
+    after(6);
     assert_string_equal(finished(D, 1, 2, 7), "END 1 length 10\n");
+    assert_string_equal(phases(), "queue 4 prefill 5 transfer 0 decode 36");
     assert_int_equal(counts().preempted, 1);
     assert_int_equal(counts().retries, 0);
 }

@@ -50,6 +50,25 @@ static void test_histogram(void **state) {
     free(text);
 }
 
+static void test_phases(void **state) {
+    (void)state;
+    struct td_metrics m = {0};
+    struct td_metrics_gauges g = {0};
+    td_histogram_add(&m.phase[TD_PHASE_QUEUE], 0.25);
+    td_histogram_add(&m.phase[TD_PHASE_QUEUE], 0.5);
+    td_histogram_add(&m.phase[TD_PHASE_DECODE], 4);
+    char *text = page(&m, &g);
+#define N "tandem_request_phase_seconds"
+    assert_true(value(text, N "_bucket{phase=\"queue\",le=\"0.25\"}") == 1);
+    assert_true(value(text, N "_bucket{phase=\"queue\",le=\"+Inf\"}") == 2);
+    assert_true(value(text, N "_sum{phase=\"queue\"}") == 0.75);
+    assert_true(value(text, N "_count{phase=\"queue\"}") == 2);
+    assert_true(value(text, N "_sum{phase=\"decode\"}") == 4);
+    assert_true(value(text, N "_count{phase=\"transfer\"}") == 0);
+#undef N
+    free(text);
+}
+
 static void test_counters(void **state) {
     (void)state;
     struct td_metrics m = {.prompt_tokens = 5, .completion_tokens = 1ull << 60, .worker_losses = 2};
@@ -111,9 +130,8 @@ static void test_format(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_histogram),
-        cmocka_unit_test(test_counters),
-        cmocka_unit_test(test_workers),
+        cmocka_unit_test(test_histogram), cmocka_unit_test(test_phases),
+        cmocka_unit_test(test_counters),  cmocka_unit_test(test_workers),
         cmocka_unit_test(test_format),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,12 +69,24 @@ static const char *which(uint32_t choice) { /* but for the first */
     return choice == 0 ? "" : text;
 }
 
+/* Where the time went adds up to the time. */
+static void check_phases(struct sim *s, const struct td_flow_action *a,
+                         const struct td_flow_times *t) {
+    uint64_t sum = 0;
+    for (int i = 0; i < TD_PHASES; i++)
+        sum += t->phase_ns[i];
+    if (sum != t->ended - t->submitted)
+        sim_broken(s, "request %llu: phases of %llu ns in %llu ns", (unsigned long long)a->request,
+                   (unsigned long long)sum, (unsigned long long)(t->ended - t->submitted));
+}
+
 static void ended(struct sim *s, const struct td_flow_action *a) {
     struct sim_client *c = client(s, a);
     if (c == NULL) return;
     c->state = SIM_ENDED;
     c->reason = a->end.reason;
     c->times = a->end.times;
+    check_phases(s, a, &c->times);
     bool eos = c->delivered > 0 && c->last == SIM_EOS && !c->s.sampling.ignore_eos;
     bool right = a->end.n_tokens == c->delivered && a->end.n_prompt == c->s.n_prompt;
     if (a->end.reason == TD_FINISH_STOP)
@@ -97,6 +109,7 @@ static void failed(struct sim *s, const struct td_flow_action *a) {
     c->state = SIM_FAILED;
     c->status = a->fail.status;
     c->times = a->fail.times;
+    check_phases(s, a, &c->times);
     if (a->fail.status == TD_OK || a->fail.text[0] == 0 || a->fail.n_tokens != c->delivered)
         sim_broken(s, "request %llu: a failure that does not say why",
                    (unsigned long long)a->request);
