@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -205,7 +206,7 @@ void cluster_spawn(struct cluster *c, struct worker *w) {
     int fd = open(log, O_CREAT | O_APPEND | O_WRONLY, 0600);
     dup2(fd, STDERR_FILENO);
     dup2(fd, STDOUT_FILENO);
-    alarm(600); /* never outlives a test that was killed for long */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* no orphan of a test that was killed */
     const char *set[] = {model,
                          run,
                          "numerics=plain",
