@@ -1,100 +1,90 @@
-/* The checksum on the CPU. The body is plain C over 32 independent lanes; gcc turns it into vector
- * code, once for every x86-64 and once for AVX2, chosen at run time. */
-#include "common/kv/checksum.h"
+/* The checksum on the CPU: the plain definition, and the choice among it and the vector forms. */
+#include "common/kv/checksum_sets.h"
 
 #include <string.h>
 
-enum {
-    BLOCK = TD_CHECKSUM_BLOCK,
-    LANES = TD_CHECKSUM_LANES,
-    ROUNDS = BLOCK / 4 / LANES,
-};
-
-_Static_assert(BLOCK == ROUNDS * LANES * 4, "a block is a whole number of rounds");
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read in host order");
-
-/* Lanes as vectors: gcc splits them where the machine's are shorter, and keeps a block's state in
- * registers, which it does not do for arrays. */
-enum { WIDTH = 8, VECTORS = LANES / WIDTH };
-typedef uint32_t v32 __attribute__((vector_size(WIDTH * 4)));
-typedef uint32_t v32_any __attribute__((vector_size(WIDTH * 4), aligned(1), may_alias));
-typedef uint64_t v64 __attribute__((vector_size(WIDTH * 4)));
-
-/* Adds td_mix64 of four keys. By pointer: vectors as arguments would depend on the machine. */
-static inline __attribute__((always_inline)) void add_mixed(v64 *sum, const v64 *key) {
-    v64 x = *key;
-    x ^= x >> 32;
-    x *= 0xD6E8FEB86659FD93u;
-    x ^= x >> 29;
-    x *= 0xA0761D6478BD642Fu;
-    *sum += x ^ x >> 32;
-}
-
-/* Sum of the contributions of `blocks` whole blocks, the first of which is number `first`. */
-static inline __attribute__((always_inline)) uint64_t sum_blocks(const uint8_t *p, size_t blocks,
-                                                                 uint64_t first) {
-    const v32 iota = {0, 1, 2, 3, 4, 5, 6, 7};
-    v64 sum = {0};
-    for (size_t b = 0; b < blocks; b++, p += BLOCK) {
-        const uint32_t name = (uint32_t)((first + b) * LANES);
-        v32 a[VECTORS];
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++)
-            a[v] = TD_CHECKSUM_SEED * (iota + 1 + WIDTH * v);
-#pragma GCC unroll 8
-        for (int r = 0; r < ROUNDS; r++) {
-            const v32_any *w = (const v32_any *)(const void *)(p + r * LANES * 4);
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) {
-                a[v] = (a[v] ^ w[v]) * TD_CHECKSUM_MUL;
-                a[v] ^= a[v] >> 15;
-            }
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) {
-            /* Even and odd lanes of the vector, each with its name in the upper half. */
-            v64 lanes = (v64)(name + WIDTH * v + iota), state = (v64)a[v];
-            v64 even = lanes << 32 | (state & 0xFFFFFFFFu);
-            v64 odd = (lanes & ~(uint64_t)0xFFFFFFFFu) | state >> 32;
-            add_mixed(&sum, &even);
-            add_mixed(&sum, &odd);
-        }
-    }
-    return sum[0] + sum[1] + sum[2] + sum[3];
-}
-
-static uint64_t sum_any(const uint8_t *p, size_t blocks, uint64_t first) {
-    return sum_blocks(p, blocks, first);
-}
-
 #ifdef __x86_64__
-__attribute__((target("avx2"))) static uint64_t sum_avx2(const uint8_t *p, size_t blocks,
-                                                         uint64_t first) {
-    return sum_blocks(p, blocks, first);
-}
+#include <emmintrin.h>
 #endif
 
-static uint64_t finish(const uint8_t *p, size_t len,
-                       uint64_t (*sum)(const uint8_t *, size_t, uint64_t)) {
-    size_t blocks = len / BLOCK, tail = len % BLOCK;
-    uint64_t total = blocks ? sum(p, blocks, 0) : 0;
-    if (tail) {
-        uint8_t last[BLOCK] = {0};
-        memcpy(last, p + blocks * BLOCK, tail);
-        total += sum(last, 1, blocks);
+enum { LINE = TD_CHECKSUM_LINE, LINES = TD_CHECKSUM_BLOCK / LINE };
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read in host order");
+
+#define A(i) (int16_t)(TD_CHECKSUM_WEIGHT(i)), (int16_t)(TD_CHECKSUM_WEIGHT(i) >> 16)
+#define B(i) (int16_t)(TD_CHECKSUM_WEIGHT(i) >> 32), (int16_t)(TD_CHECKSUM_WEIGHT(i) >> 48)
+#define FOUR(X, i) X(i), X((i) + 1), X((i) + 2), X((i) + 3)
+#define SIXTEEN(X, i) FOUR(X, i), FOUR(X, (i) + 4), FOUR(X, (i) + 8), FOUR(X, (i) + 12)
+#define SIXTY_FOUR(X, i)                                                                           \
+    SIXTEEN(X, i), SIXTEEN(X, (i) + 16), SIXTEEN(X, (i) + 32), SIXTEEN(X, (i) + 48)
+#define ALL(X) SIXTY_FOUR(X, 0), SIXTY_FOUR(X, 64), SIXTY_FOUR(X, 128), SIXTY_FOUR(X, 192)
+
+_Alignas(64) const struct td_checksum_weights td_checksum_weights = {{ALL(A)}, {ALL(B)}};
+
+void td_checksum_lines_plain(struct td_checksum_run *r, void *to, const void *from, size_t lines,
+                             enum td_checksum_copy copy) {
+    const uint8_t *p = from;
+    uint8_t *q = to;
+    for (; lines; lines--, p += LINE) {
+        const int16_t *ka = td_checksum_weights.a + r->lines % LINES * (LINE / 2);
+        const int16_t *kb = td_checksum_weights.b + r->lines % LINES * (LINE / 2);
+        int16_t half[LINE / 2];
+        memcpy(half, p, LINE);
+        for (int i = 0; i < LINE / 2; i++) {
+            r->a += (uint32_t)(half[i] * ka[i]);
+            r->b += (uint32_t)(half[i] * kb[i]);
+        }
+        if (copy != TD_CHECKSUM_READ) memcpy(q, half, LINE), q += LINE;
+        if (++r->lines % LINES) continue;
+        r->sum += td_checksum_contribution(r->a, r->b, r->lines / LINES - 1);
+        r->a = r->b = 0;
     }
-    return td_mix64(total + td_mix64(len + 1));
+}
+
+const struct td_checksum_set *td_checksum_set(uint32_t i) {
+    static const struct td_checksum_set sets[] = {
+#ifdef __x86_64__
+        {"avx512-vnni", td_checksum_lines_vnni},
+        {"avx2", td_checksum_lines_avx2},
+#endif
+        {"plain", td_checksum_lines_plain},
+    };
+    enum { SETS = sizeof sets / sizeof *sets };
+    uint32_t first = 0; /* the best one here */
+#ifdef __x86_64__
+    if (!__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512bw")) first = 1;
+    if (!__builtin_cpu_supports("avx2")) first = 2;
+#endif
+    return i < SETS - first ? &sets[first + i] : NULL;
+}
+
+void td_checksum_lines(struct td_checksum_run *r, void *to, const void *from, size_t lines,
+                       enum td_checksum_copy copy) {
+    if (lines) td_checksum_set(0)->lines(r, to, from, lines, copy);
+}
+
+void td_checksum_settle(void) {
+#ifdef __x86_64__
+    _mm_sfence();
+#endif
+}
+
+uint64_t td_checksum_finish(const struct td_checksum_run *r, const void *rest, size_t len) {
+    struct td_checksum_run end = *r;
+    if (len) {
+        uint8_t line[LINE] = {0};
+        memcpy(line, rest, len);
+        td_checksum_lines_plain(&end, NULL, line, 1, TD_CHECKSUM_READ);
+    }
+    if (end.lines % LINES) /* the padding adds nothing to A and B */
+        end.sum += td_checksum_contribution(end.a, end.b, end.lines / LINES);
+    return td_checksum_end(end.sum, r->lines * LINE + len);
 }
 
 uint64_t td_checksum(const void *bytes, size_t len) {
-#ifdef __x86_64__
-    if (__builtin_cpu_supports("avx2")) return finish(bytes, len, sum_avx2);
-#endif
-    return finish(bytes, len, sum_any);
-}
-
-uint64_t td_checksum_portable(const void *bytes, size_t len) {
-    return finish(bytes, len, sum_any);
+    struct td_checksum_run r = {0};
+    td_checksum_lines(&r, NULL, bytes, len / LINE, TD_CHECKSUM_READ);
+    return td_checksum_finish(&r, (const uint8_t *)bytes + len / LINE * LINE, len % LINE);
 }
 
 uint64_t td_prompt_hash(const int32_t *ids, size_t n) {

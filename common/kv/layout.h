@@ -36,7 +36,7 @@ enum td_kv_row_dtype { TD_KV_ROW_BF16, TD_KV_ROW_FP32, TD_KV_ROW_FP8 };
 enum td_kv_key_dtype { TD_KV_KEY_BF16, TD_KV_KEY_FP32, TD_KV_KEY_FP8, TD_KV_KEY_FP4 };
 
 enum {
-    TD_KV_WIRE_VERSION = 1, /* of wire blocks and checksums; part of the fingerprint */
+    TD_KV_WIRE_VERSION = 2, /* of wire blocks and checksums; part of the fingerprint */
     TD_KV_MAX_LAYERS = 128,
     TD_KV_MAX_PAGES = 1 << 24,
     TD_KV_PAGE_TOKENS = 256,
@@ -101,7 +101,7 @@ TD_HD static inline struct td_kv_row td_kv_block_row(const struct td_kv_layout *
                               values + (size_t)rows * l->row_stride +
                                   (size_t)i * TD_KV_FP8_ROW_SCALES};
 }
-/* Row i of dense rows in canonical form (values, then scales), as they travel. */
+/* Row i of dense rows in canonical form: values, then scales, row after row. */
 TD_HD static inline struct td_kv_row td_kv_dense_row(const struct td_kv_layout *l, const void *rows,
                                                size_t i) {
     uint8_t *values = (uint8_t *)(uintptr_t)rows + i * l->row_bytes;

@@ -11,7 +11,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "blocks are little-endian in memory");
 
-enum { HEADER = sizeof(struct td_kv_block_header), SENTENCE = 320 };
+enum { HEADER = sizeof(struct td_kv_block_header), SENTENCE = 320, LINE = TD_CHECKSUM_LINE };
 
 /* ---- what belongs into a block ---- */
 
@@ -64,40 +64,62 @@ struct walk {
     uint8_t *own;  /* pool or slot; only read when packing */
     uint32_t page; /* page blocks */
     uint32_t n;    /* tokens in the page, or of the sequence */
+    /* Of the family under way: */
+    size_t moved;               /* bytes */
+    struct td_checksum_run run; /* over its whole lines */
+    uint8_t edge[LINE];         /* the line begun */
 };
 
-static void move(struct walk *w, void *own, size_t bytes) {
-    if (w->pack)
-        memcpy(w->wire, own, bytes);
-    else
-        memcpy(own, w->wire, bytes);
+/* Bytes that are less than a line: through `edge`, so that they too are read once. */
+static void move_edge(struct walk *w, uint8_t *to, const uint8_t *from, size_t bytes) {
+    memcpy(w->edge + w->moved % LINE, from, bytes);
+    memcpy(to, w->edge + w->moved % LINE, bytes);
+    w->moved += bytes;
     w->wire += bytes;
+    if (bytes && w->moved % LINE == 0)
+        td_checksum_lines(&w->run, NULL, w->edge, 1, TD_CHECKSUM_READ);
 }
 
-/* `rows` rows of one block from `first` on. */
-static void move_rows(struct walk *w, struct td_kv_row first, uint32_t rows) {
+/* A slab is put into another process next; a pool is larger than any cache. */
+static void move(struct walk *w, void *own, size_t bytes) {
+    uint8_t *to = w->pack ? w->wire : own;
+    const uint8_t *from = w->pack ? own : w->wire;
+    size_t head = -w->moved % LINE;
+    if (head > bytes) head = bytes;
+    move_edge(w, to, from, head);
+    size_t lines = (bytes - head) / LINE, whole = lines * LINE;
+    td_checksum_lines(&w->run, to + head, from + head, lines,
+                      w->pack ? TD_CHECKSUM_NEAR : TD_CHECKSUM_FAR);
+    w->moved += whole;
+    w->wire += whole;
+    head += whole;
+    move_edge(w, to + head, from + head, bytes - head);
+}
+
+/* Rows of one layer that lie together: values, then scales. The second stretch is behind the first
+ * on the wire (`rows2` 0: there is none). */
+static void move_rows(struct walk *w, struct td_kv_row first, uint32_t rows,
+                      struct td_kv_row second, uint32_t rows2) {
     const struct td_kv_layout *l = w->l;
-    if (!first.scales) {
-        move(w, first.values, (size_t)rows * l->row_bytes);
-        return;
-    }
-    for (uint32_t i = 0; i < rows; i++) {
-        move(w, (uint8_t *)first.values + (size_t)i * l->row_stride, l->row_stride);
-        move(w, first.scales + (size_t)i * TD_KV_FP8_ROW_SCALES, TD_KV_FP8_ROW_SCALES);
-    }
+    move(w, first.values, (size_t)rows * l->row_stride);
+    move(w, second.values, (size_t)rows2 * l->row_stride);
+    if (!first.scales) return;
+    move(w, first.scales, (size_t)rows * TD_KV_FP8_ROW_SCALES);
+    move(w, second.scales, (size_t)rows2 * TD_KV_FP8_ROW_SCALES);
 }
 
 /* The rows of one page and layer lie together in the pool. */
 static void walk_page_family(struct walk *w, int family) {
     const struct td_kv_layout *l = w->l;
+    const struct td_kv_row none = {0};
     for (uint32_t y = 0; y < l->layers; y++) {
         if (l->ratio[y] != (family == TD_KV_HCA ? 128 : 4)) continue;
         if (family == TD_KV_CSA)
-            move_rows(w, td_kv_csa_row(l, w->own, y, w->page, 0), w->n / 4);
+            move_rows(w, td_kv_csa_row(l, w->own, y, w->page, 0), w->n / 4, none, 0);
         else if (family == TD_KV_INDEX)
             move(w, td_kv_index_key(l, w->own, y, w->page, 0), (size_t)(w->n / 4) * l->key_bytes);
         else
-            move_rows(w, td_kv_hca_row(l, w->own, y, w->page, 0), w->n / 128);
+            move_rows(w, td_kv_hca_row(l, w->own, y, w->page, 0), w->n / 128, none, 0);
     }
 }
 
@@ -108,10 +130,9 @@ static void walk_window(struct walk *w) {
     uint32_t first = w->n - rows;
     uint32_t to_wrap = TD_KV_WINDOW_ROWS - first % TD_KV_WINDOW_ROWS;
     uint32_t head = rows < to_wrap ? rows : to_wrap;
-    for (uint32_t y = 0; y < l->layers; y++) {
-        move_rows(w, td_kv_window_row(l, w->own, y, first), head);
-        if (rows > head) move_rows(w, td_kv_window_row(l, w->own, y, first + head), rows - head);
-    }
+    for (uint32_t y = 0; y < l->layers; y++)
+        move_rows(w, td_kv_window_row(l, w->own, y, first), head,
+                  td_kv_window_row(l, w->own, y, first + head), rows - head);
 }
 
 /* The state of an overlapping compressor: first halves of the previous window, whole open rows. */
@@ -144,7 +165,7 @@ static void walk_hca_state(struct walk *w) {
                  (size_t)rows * 2 * TD_KV_HCA_STATE_DIM * sizeof(float));
 }
 
-static void walk_family(struct walk *w, int family) {
+static void walk_rows(struct walk *w, int family) {
     switch ((enum td_kv_family)family) {
     case TD_KV_CSA:
     case TD_KV_INDEX:
@@ -164,6 +185,15 @@ static void walk_family(struct walk *w, int family) {
     case TD_KV_FAMILIES:
         return;
     }
+}
+
+/* Moves a family; its checksum. */
+static uint64_t walk_family(struct walk *w, int family, uint64_t bytes) {
+    w->moved = 0;
+    w->run = (struct td_checksum_run){0};
+    walk_rows(w, family);
+    assert(w->moved == bytes);
+    return td_checksum_finish(&w->run, w->edge, w->moved % LINE);
 }
 
 /* ---- packing ---- */
@@ -189,12 +219,9 @@ static td_status pack(struct td_kv_block_header *h, struct walk *w, void *dst, s
     w->wire = (uint8_t *)dst + HEADER;
     for (int f = 0; f < TD_KV_FAMILIES; f++) {
         if (!td_kv_in_block(h->kind, f)) continue;
-        uint8_t *start = w->wire;
-        walk_family(w, f);
         h->rows[f] = block_rows(w->l, h->kind, f, w->n);
         h->bytes[f] = block_bytes(w->l, h->kind, f, w->n);
-        assert((size_t)(w->wire - start) == h->bytes[f]);
-        h->checksum[f] = td_checksum(start, h->bytes[f]);
+        h->checksum[f] = walk_family(w, f, h->bytes[f]);
     }
     h->header_checksum = header_checksum(h);
     memcpy(dst, h, HEADER);
@@ -323,48 +350,57 @@ td_status td_kv_peek(const void *block, size_t len, struct td_kv_block_header *r
     return TD_OK;
 }
 
-/* Everything about a block that can be checked; on success *ret_header is a copy of its header. The
- * sender can still write to a landing slab, so what has been checked is the copy. */
-static td_status check(const struct td_kv_layout *l, const void *block, size_t len,
-                       enum td_kv_block_kind kind, struct td_kv_ticket ticket, uint32_t n,
-                       uint32_t index, struct td_kv_block_header *ret_header,
-                       struct td_error *err) {
-    char name[48], why[SENTENCE];
+/* ---- unpacking ---- */
+
+static const char *block_name(enum td_kv_block_kind kind, uint32_t index, char *buf, size_t cap) {
     if (kind == TD_KV_PAGE_BLOCK)
-        snprintf(name, sizeof name, "KV page block %u", index);
+        snprintf(buf, cap, "KV page block %u", index);
     else
-        snprintf(name, sizeof name, "KV slot block");
+        snprintf(buf, cap, "KV slot block");
+    return buf;
+}
+
+/* Everything about a block that can be checked before its rows are read; on success *ret is a copy
+ * of its header. The sender can still write to a landing slab, so what has been checked is the
+ * copy. */
+static td_status check_header(const struct td_kv_layout *l, const void *block, size_t len,
+                              enum td_kv_block_kind kind, struct td_kv_ticket ticket, uint32_t n,
+                              uint32_t index, const char *name, struct td_kv_block_header *ret,
+                              struct td_error *err) {
+    char why[SENTENCE];
     if (len < HEADER)
         return td_fail(err, TD_CORRUPT, "%s: expected at least %d bytes, found %zu", name, HEADER,
                        len);
-    struct td_kv_block_header h;
-    memcpy(&h, block, HEADER);
+    memcpy(ret, block, HEADER);
     td_status st;
-    if (td_kv_block_invalid(l, &h, kind, ticket, n, index, why, sizeof why, &st))
+    if (td_kv_block_invalid(l, ret, kind, ticket, n, index, why, sizeof why, &st))
         return td_fail(err, st, "%s: %s", name, why);
-    if (len != HEADER + h.body_bytes)
+    if (len != HEADER + ret->body_bytes)
         return td_fail(err, TD_CORRUPT, "%s: expected %" PRIu64 " bytes, found %zu", name,
-                       HEADER + h.body_bytes, len);
-    const uint8_t *p = (const uint8_t *)block + HEADER;
-    for (int f = 0; f < TD_KV_FAMILIES; f++) {
-        if (!td_kv_in_block(kind, f)) continue;
-        uint64_t found = td_checksum(p, h.bytes[f]);
-        if (found != h.checksum[f])
-            return td_fail(err, TD_CORRUPT,
-                           "%s: %s: expected checksum %016" PRIx64 ", found %016" PRIx64, name,
-                           td_kv_family_name(f), h.checksum[f], found);
-        p += h.bytes[f];
-    }
-    *ret_header = h;
+                       HEADER + ret->body_bytes, len);
     return TD_OK;
 }
 
-/* ---- unpacking ---- */
-
-static void unpack(struct walk *w, enum td_kv_block_kind kind, const void *block) {
+static td_status unpack(struct walk *w, const void *block, size_t len, enum td_kv_block_kind kind,
+                        struct td_kv_ticket ticket, uint32_t n, uint32_t index,
+                        struct td_kv_block_header *ret_header, struct td_error *err) {
+    struct td_kv_block_header h;
+    char name[48];
+    block_name(kind, index, name, sizeof name);
+    TD_TRY(check_header(w->l, block, len, kind, ticket, n, index, name, &h, err));
     w->wire = (uint8_t *)(uintptr_t)block + HEADER;
-    for (int f = 0; f < TD_KV_FAMILIES; f++)
-        if (td_kv_in_block(kind, f)) walk_family(w, f);
+    td_status st = TD_OK;
+    for (int f = 0; f < TD_KV_FAMILIES && st == TD_OK; f++) {
+        if (!td_kv_in_block(kind, f)) continue;
+        uint64_t found = walk_family(w, f, h.bytes[f]);
+        if (found != h.checksum[f])
+            st = td_fail(err, TD_CORRUPT,
+                         "%s: %s: expected checksum %016" PRIx64 ", found %016" PRIx64, name,
+                         td_kv_family_name(f), h.checksum[f], found);
+    }
+    td_checksum_settle(); /* after a fault too: the page is somebody else's soon */
+    if (st == TD_OK && ret_header) *ret_header = h;
+    return st;
 }
 
 td_status td_kv_unpack_page(const struct td_kv_layout *l, const void *block, size_t len,
@@ -372,22 +408,15 @@ td_status td_kv_unpack_page(const struct td_kv_layout *l, const void *block, siz
                             uint32_t page, struct td_kv_block_header *ret_header,
                             struct td_error *err) {
     assert(page < l->pages && n >= 1 && index < td_kv_page_blocks(n));
-    struct td_kv_block_header h;
-    TD_TRY(check(l, block, len, TD_KV_PAGE_BLOCK, ticket, n, index, &h, err));
     struct walk w = {.l = l, .own = pool, .page = page, .n = td_kv_block_tokens(n, index)};
-    unpack(&w, TD_KV_PAGE_BLOCK, block);
-    if (ret_header) *ret_header = h;
-    return TD_OK;
+    return unpack(&w, block, len, TD_KV_PAGE_BLOCK, ticket, n, index, ret_header, err);
 }
 
 td_status td_kv_unpack_slot(const struct td_kv_layout *l, const void *block, size_t len,
                             struct td_kv_ticket ticket, uint32_t n, void *slot,
                             struct td_kv_block_header *ret_header, struct td_error *err) {
     assert(n >= 1);
-    struct td_kv_block_header h;
-    TD_TRY(check(l, block, len, TD_KV_SLOT_BLOCK, ticket, n, td_kv_page_blocks(n), &h, err));
     struct walk w = {.l = l, .own = slot, .n = n};
-    unpack(&w, TD_KV_SLOT_BLOCK, block);
-    if (ret_header) *ret_header = h;
-    return TD_OK;
+    return unpack(&w, block, len, TD_KV_SLOT_BLOCK, ticket, n, td_kv_page_blocks(n), ret_header,
+                  err);
 }

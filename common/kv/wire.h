@@ -7,10 +7,11 @@
  *
  * A block is one header of 256 bytes, then the families one after the other, each [layer][row] of
  * valid rows only, nothing between them:
- *   CSA, HCA     [layers of the kind][rows] of row_bytes, by entry; an FP8 row is its 576 value
- *                bytes, then its 8 scale bytes
+ *   CSA, HCA     [layers of the kind][rows] of row_bytes, by entry; a layer's FP8 rows are the 576
+ *                value bytes of each, then the 8 scale bytes of each
  *   INDEX        [CSA layers][rows] of key_bytes, by entry
- *   WINDOW       [layers][min(N, 128)] of row_bytes, positions max(0, N - 128) .. N - 1
+ *   WINDOW       [layers][min(N, 128)] of row_bytes, positions max(0, N - 128) .. N - 1; FP8 rows
+ *                as above
  *   CSA_STATE    [CSA layers] of: if N >= 4 the previous window, 4 rows of 512 u then 512 g (first-
  *                half channels), positions 4 floor(N/4) - 4 ..; then the N mod 4 open rows of
  *                1,024 u then 1,024 g
@@ -19,8 +20,10 @@
  * The previous window's second half is not sent: the entry it belonged to is already closed.
  * A family's checksum is td_checksum() over its bytes here. Little-endian throughout.
  *
- * A block is checked as a whole before its first byte goes into a pool; where the bytes go follows
- * from the receiver's own layout and never from the header. */
+ * A block's header is checked before its first byte goes into a pool, and its families are summed on
+ * the way, each byte being read once: what was summed is what was written, even while a sender that
+ * has gone wrong still writes. So nothing may read a page or slot before its block was found right.
+ * Where the bytes go follows from the receiver's own layout and never from the header. */
 #ifndef TD_COMMON_KV_WIRE_H
 #define TD_COMMON_KV_WIRE_H
 
@@ -99,8 +102,9 @@ TD_MUST_USE td_status td_kv_pack_slot(const struct td_kv_layout *l, const void *
                                       struct td_error *err);
 
 /* ---- unpacking ----
- * `n` is the prompt's length as agreed at admission. The block is verified completely first; on any
- * failure nothing has been written and `err` says what was expected and found:
+ * `n` is the prompt's length as agreed at admission. On failure `err` says what was expected and
+ * found; whatever the fault, nothing outside the page or slot has been written, and there only when
+ * a family's checksum was wrong: its content is then anything.
  *   CORRUPT   damaged header or family, wrong length;
  *   MISMATCH  another layout or wire version;
  *   STALE     another ticket or epoch;

@@ -1,6 +1,7 @@
 /* The checksum against its definition, and what it must notice. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,24 +24,43 @@ static void fill(uint8_t *p, size_t n) {
         p[i] = (uint8_t)next_random();
 }
 
-/* The definition, one byte at a time and written without regard to speed. */
+/* The definition, byte by byte and written without regard to speed. */
+static int32_t half(const uint8_t *p, size_t len, size_t at) {
+    uint32_t low = at < len ? p[at] : 0, high = at + 1 < len ? p[at + 1] : 0;
+    int32_t v = (int32_t)(low | high << 8);
+    return v < 0x8000 ? v : v - 0x10000;
+}
+
+static int32_t weight(uint32_t word, int k) {
+    int32_t v = (int32_t)(td_checksum_weight(word) >> (16 * k) & 0xFFFF);
+    return v < 0x8000 ? v : v - 0x10000;
+}
+
 static uint64_t definition(const uint8_t *p, size_t len) {
     uint64_t sum = 0;
-    for (size_t block = 0; block * 1024 < len; block++)
-        for (uint32_t lane = 0; lane < 32; lane++) {
-            uint32_t a = 0x9E3779B1u * (lane + 1);
-            for (uint32_t k = 0; k < 8; k++) {
-                uint32_t w = 0;
-                for (uint32_t b = 0; b < 4; b++) {
-                    size_t at = block * 1024 + (k * 32 + lane) * 4 + b;
-                    w |= (uint32_t)(at < len ? p[at] : 0) << (8 * b);
-                }
-                a = (a ^ w) * 0x85EBCA77u;
-                a ^= a >> 15;
-            }
-            sum += td_mix64((uint64_t)(block * 32 + lane) << 32 | a);
+    for (size_t block = 0; block * 1024 < len; block++) {
+        int64_t a = 0, b = 0; /* far from overflow */
+        for (uint32_t i = 0; i < 256; i++) {
+            int64_t lo = half(p, len, block * 1024 + i * 4);
+            int64_t hi = half(p, len, block * 1024 + i * 4 + 2);
+            a += lo * weight(i, 0) + hi * weight(i, 1);
+            b += lo * weight(i, 2) + hi * weight(i, 3);
         }
+        uint64_t state = (uint64_t)(uint32_t)b << 32 | (uint32_t)a;
+        sum += td_mix64(state ^ (block + 1) * 0x9E3779B97F4A7C15u);
+    }
     return td_mix64(sum + td_mix64(len + 1));
+}
+
+/* By every way this processor has, in one piece. */
+static void check_sets(const uint8_t *p, size_t len, uint64_t want) {
+    const struct td_checksum_set *set;
+    for (uint32_t i = 0; (set = td_checksum_set(i)) != NULL; i++) {
+        struct td_checksum_run r = {0};
+        set->lines(&r, NULL, p, len / 64, TD_CHECKSUM_READ);
+        uint64_t found = td_checksum_finish(&r, p + len / 64 * 64, len % 64);
+        if (found != want) fail_msg("%s, %zu bytes", set->name, len);
+    }
 }
 
 static void test_definition(void **state) {
@@ -50,14 +70,68 @@ static void test_definition(void **state) {
     for (size_t len = 0; len < 2200; len++) {
         uint64_t want = definition(buf + len % 7, len);
         assert_true(td_checksum(buf + len % 7, len) == want);
-        assert_true(td_checksum_portable(buf + len % 7, len) == want);
+        check_sets(buf + len % 7, len, want);
     }
-    assert_true(td_checksum(buf, sizeof buf) == definition(buf, sizeof buf));
+    check_sets(buf, sizeof buf, definition(buf, sizeof buf));
+    memset(buf, 0x80, sizeof buf); /* the largest magnitudes and their products */
+    for (size_t i = 0; i < sizeof buf; i += 2)
+        buf[i] = 0;
+    check_sets(buf, sizeof buf, definition(buf, sizeof buf));
     /* Frozen: a change of the definition is a change of the wire version. */
     for (size_t i = 0; i < 3000; i++)
         buf[i] = (uint8_t)(i * 7 + i / 256);
-    assert_true(td_checksum(buf, 3000) == 0x1DFB221BA213433Full);
+    assert_true(td_checksum_weight(0) == 0xE8BD15092A6ED3B9ull);
+    assert_true(td_checksum_weight(255) == 0xCFF1D8D2A83499FDull);
+    assert_true(td_checksum(buf, 3000) == 0x27C2DF430C6EBC8Bull);
+    assert_true(td_checksum(buf, 64) == 0xC24357CFC2294DD8ull);
     assert_true(td_checksum(buf, 0) == 0xC31ABAFE38B52013ull);
+}
+
+/* What the header promises is arithmetic over the weights. */
+static void test_weights(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < TD_CHECKSUM_WORDS; i++) {
+        int64_t det = (int64_t)weight(i, 0) * weight(i, 3) - (int64_t)weight(i, 1) * weight(i, 2);
+        assert_true(det & 1);
+        for (uint32_t j = 0; j < i; j++) {
+            int64_t a_lo = weight(i, 0) - weight(j, 0), a_hi = weight(i, 1) - weight(j, 1);
+            int64_t b_lo = weight(i, 2) - weight(j, 2), b_hi = weight(i, 3) - weight(j, 3);
+            det = a_lo * b_hi - a_hi * b_lo;
+            assert_true(det % 65536 != 0);
+        }
+    }
+}
+
+/* In pieces of any number of lines, from and to any alignment, every way to copy: the same
+ * checksum, the bytes where they belong and no others. */
+static void test_copies(void **state) {
+    (void)state;
+    enum { MOST = 5000, ROOM = MOST + 256 };
+    static _Alignas(64) uint8_t from[ROOM], to[ROOM];
+    const struct td_checksum_set *set;
+    for (uint32_t k = 0; (set = td_checksum_set(k)) != NULL; k++)
+        for (int round = 0; round < 600; round++) {
+            size_t at = round % 3 ? 64 : 64 + next_random() % 64, len = next_random() % MOST;
+            size_t source = next_random() % 64, done = 0;
+            enum td_checksum_copy copy = (enum td_checksum_copy)(next_random() % 3);
+            struct td_checksum_run r = {0};
+            fill(from, sizeof from);
+            memset(to, 0xA5, sizeof to);
+            while (len - done >= 64) {
+                size_t lines = 1 + next_random() % (round % 2 ? 4 : 40);
+                if (lines > (len - done) / 64) lines = (len - done) / 64;
+                set->lines(&r, to + at + done, from + source + done, lines, copy);
+                done += lines * 64;
+            }
+            td_checksum_settle();
+            uint64_t want = definition(from + source, len);
+            if (td_checksum_finish(&r, from + source + done, len - done) != want)
+                fail_msg("%s: %zu bytes, copy %d", set->name, len, copy);
+            for (size_t i = 0; i < sizeof to; i++) {
+                bool inside = copy != TD_CHECKSUM_READ && i >= at && i < at + done;
+                assert_int_equal(to[i], inside ? from[source + i - at] : 0xA5);
+            }
+        }
 }
 
 static void test_every_bit(void **state) {
@@ -77,6 +151,31 @@ static void test_every_bit(void **state) {
                 buf[bit / 8] ^= (uint8_t)(1u << bit % 8);
             }
         }
+}
+
+/* One word changed in any way, and two words exchanged, are seen whatever the bits. */
+static void test_words(void **state) {
+    (void)state;
+    uint32_t word[3 * TD_CHECKSUM_WORDS];
+    for (int i = 0; i < 200000; i++) {
+        size_t n = i % 2 ? TD_CHECKSUM_WORDS : 3 * TD_CHECKSUM_WORDS,
+               block = next_random() % n / 256;
+        if (i % 1000 == 0) fill((uint8_t *)word, sizeof word);
+        uint64_t want = td_checksum(word, n * 4);
+        size_t a = block * 256 + next_random() % 256, b = block * 256 + next_random() % 256;
+        uint32_t old = word[a], change = (uint32_t)(next_random() >> next_random() % 32);
+        if (change == 0) continue;
+        word[a] ^= change;
+        assert_true(td_checksum(word, n * 4) != want);
+        word[a] = old;
+        if (a == b) continue;
+        old = word[b];
+        word[b] = word[a] ^ change;
+        want = td_checksum(word, n * 4);
+        word[b] = word[a], word[a] ^= change;
+        assert_true(td_checksum(word, n * 4) != want);
+        word[a] = word[b], word[b] = old;
+    }
 }
 
 static void test_truncation(void **state) {
@@ -121,8 +220,8 @@ static void test_swaps(void **state) {
         }
 }
 
-/* Words one lane apart by whole rounds, equal but for the top bit: the case in which a plain
- * multiply-and-add chain sees nothing. */
+/* Rows of 128 bytes equal but for the top bit of every word: 2^31 times an even number is 0, so
+ * weights that differ by even numbers alone would see nothing. */
 static void test_swap_of_top_bits(void **state) {
     (void)state;
     uint8_t buf[1024];
@@ -199,10 +298,11 @@ int main(int argc, char **argv) {
     seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_definition),       cmocka_unit_test(test_every_bit),
-        cmocka_unit_test(test_truncation),       cmocka_unit_test(test_swaps),
-        cmocka_unit_test(test_swap_of_top_bits), cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_prompt_hash),
+        cmocka_unit_test(test_definition), cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_copies),     cmocka_unit_test(test_words),
+        cmocka_unit_test(test_every_bit),  cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_swaps),      cmocka_unit_test(test_swap_of_top_bits),
+        cmocka_unit_test(test_parts),      cmocka_unit_test(test_prompt_hash),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

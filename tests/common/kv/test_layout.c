@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "common/kv/layout.h"
+#include "common/kv/wire.h"
 
 /* The real model: 43 layers, two plain, then CSA and HCA in turn: 21 and 20. */
 static void real_ratios(uint8_t ratio[43]) {
@@ -275,6 +276,37 @@ static void test_names(void **state) {
     assert_string_equal(td_kv_family_name(TD_KV_FAMILIES), "unknown family");
 }
 
+/* Wire blocks of the real layout, in numbers. */
+static void test_block_sizes(void **state) {
+    (void)state;
+    const size_t header = sizeof(struct td_kv_block_header);
+    uint8_t ratio[43];
+    for (int i = 0; i < 43; i++)
+        ratio[i] = i < 2 ? 0 : i % 2 == 0 ? 4 : 128;
+    struct td_kv_layout l;
+    struct td_error err;
+    assert_int_equal(td_kv_layout_init(&l, 43, ratio, TD_KV_ROW_BF16, TD_KV_KEY_BF16, 1, 0, &err),
+                     TD_OK);
+    assert_int_equal(td_kv_page_block_bytes_max(&l), header + 256 * 6880);
+    /* window rows, and the most that all compressor state can be */
+    assert_int_equal(td_kv_slot_block_bytes_max(&l), header + 5636096 + 11479040);
+    struct td_kv_layout small;
+    assert_int_equal(td_kv_layout_init(&small, 43, ratio, TD_KV_ROW_FP8, TD_KV_KEY_FP4, 1, 0, &err),
+                     TD_OK);
+    assert_int_equal(td_kv_page_block_bytes_max(&small),
+                     header + 64 * 21 * (584 + 68) + 2 * 20 * 584);
+    assert_int_equal(td_kv_slot_block_bytes_max(&small), header + 3214336 + 11479040);
+    for (uint32_t n = 1; n < 1100; n++)
+        assert_true(td_kv_slot_block_bytes(&l, n) <= td_kv_slot_block_bytes_max(&l));
+    assert_int_equal(td_kv_slot_block_bytes(&l, 1024), header + 5636096 + 430080);
+    assert_int_equal(td_kv_page_block_bytes(&l, 3), header);
+    assert_int_equal(td_kv_page_blocks(1), 1);
+    assert_int_equal(td_kv_page_blocks(256), 1);
+    assert_int_equal(td_kv_page_blocks(257), 2);
+    assert_int_equal(td_kv_block_tokens(257, 0), 256);
+    assert_int_equal(td_kv_block_tokens(257, 1), 1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_real_model_bytes),
@@ -284,6 +316,7 @@ int main(void) {
         cmocka_unit_test(test_fingerprint),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_copy_page),
+        cmocka_unit_test(test_block_sizes),
         cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,140 @@
+/* The checksum in vectors, copying as it goes. A sum mod 2^32 may be folded in any order, so lanes
+ * mean nothing. Each line is read once, and what is written past the caches (`far`) does not first
+ * fetch the line that it replaces.
+ * What is asked for ahead of time: one line of each block of the source a page ahead, since with
+ * the sum's instructions a processor no longer sees the next page's start early enough; and of what
+ * is written near every other line, since lines are fetched in pairs. */
+#ifdef __x86_64__
+#include "common/kv/checksum_sets.h"
+
+#include <immintrin.h>
+
+enum { LINE = TD_CHECKSUM_LINE, LINES = TD_CHECKSUM_BLOCK / LINE, AHEAD = 4096 };
+
+#define INLINE static inline __attribute__((always_inline))
+#define AVX2 __attribute__((target("avx2")))
+#define VNNI __attribute__((target("avx512f,avx512bw,avx512vnni,avx2")))
+
+/* Sums of the lanes of a and of b, as B << 32 | A. */
+AVX2 INLINE uint64_t fold(__m256i a, __m256i b) {
+    __m256i x = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    __m128i y = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    y = _mm_add_epi32(y, _mm_unpackhi_epi64(y, y));
+    return (uint64_t)_mm_cvtsi128_si64(y);
+}
+
+/* A block is over: its contribution. */
+INLINE void close_block(struct td_checksum_run *r, uint64_t state, uint64_t lines) {
+    r->sum += td_checksum_contribution((uint32_t)state, (uint32_t)(state >> 32), lines / LINES - 1);
+}
+
+INLINE void leave(struct td_checksum_run *r, uint64_t state) {
+    r->a = (uint32_t)state;
+    r->b = (uint32_t)(state >> 32);
+}
+
+/* Lines `at`.. of a block; `lines` is a constant where they are all of them. */
+AVX2 INLINE void part_avx2(__m256i *a, __m256i *b, uint8_t *q, const uint8_t *p, size_t at,
+                           size_t lines, enum td_checksum_copy copy) {
+    const struct td_checksum_weights *k = &td_checksum_weights;
+#pragma GCC unroll 16
+    for (size_t i = 0; i < lines; i++) {
+        const __m256i *ka = (const __m256i *)(const void *)(k->a + (at + i) * LINE / 2);
+        const __m256i *kb = (const __m256i *)(const void *)(k->b + (at + i) * LINE / 2);
+        __m256i *to = (__m256i *)(void *)(q + i * LINE);
+        if (copy == TD_CHECKSUM_NEAR && i % 2 == 0) __builtin_prefetch(q + i * LINE + AHEAD, 1);
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) {
+            __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)(p + i * LINE) + j);
+            if (copy == TD_CHECKSUM_NEAR) _mm256_storeu_si256(to + j, w);
+            if (copy == TD_CHECKSUM_FAR) _mm256_stream_si256(to + j, w);
+            *a = _mm256_add_epi32(*a, _mm256_madd_epi16(w, _mm256_load_si256(ka + j)));
+            *b = _mm256_add_epi32(*b, _mm256_madd_epi16(w, _mm256_load_si256(kb + j)));
+        }
+    }
+}
+
+AVX2 INLINE void lines_avx2(struct td_checksum_run *r, uint8_t *q, const uint8_t *p, size_t lines,
+                            enum td_checksum_copy copy) {
+    __m256i a = _mm256_zextsi128_si256(_mm_cvtsi32_si128((int32_t)r->a));
+    __m256i b = _mm256_zextsi128_si256(_mm_cvtsi32_si128((int32_t)r->b));
+    while (lines) {
+        size_t at = r->lines % LINES, n = LINES - at < lines ? LINES - at : lines;
+        __builtin_prefetch(p + AHEAD);
+        if (n == LINES)
+            part_avx2(&a, &b, q, p, 0, LINES, copy);
+        else
+            part_avx2(&a, &b, q, p, at, n, copy);
+        r->lines += n;
+        lines -= n;
+        p += n * LINE;
+        if (copy != TD_CHECKSUM_READ) q += n * LINE;
+        if (r->lines % LINES) continue;
+        close_block(r, fold(a, b), r->lines);
+        a = b = _mm256_setzero_si256();
+    }
+    leave(r, fold(a, b));
+}
+
+VNNI INLINE uint64_t fold_wide(__m512i a, __m512i b) {
+    return fold(_mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1)),
+                _mm256_add_epi32(_mm512_castsi512_si256(b), _mm512_extracti64x4_epi64(b, 1)));
+}
+
+VNNI INLINE void part_vnni(__m512i *a, __m512i *b, uint8_t *q, const uint8_t *p, size_t at,
+                           size_t lines, enum td_checksum_copy copy) {
+    const struct td_checksum_weights *k = &td_checksum_weights;
+#pragma GCC unroll 16
+    for (size_t i = 0; i < lines; i++) {
+        uint8_t *to = q + i * LINE;
+        __m512i w = _mm512_loadu_si512(p + i * LINE);
+        if (copy == TD_CHECKSUM_NEAR && i % 2 == 0) __builtin_prefetch(to + AHEAD, 1);
+        if (copy == TD_CHECKSUM_NEAR) _mm512_storeu_si512(to, w);
+        if (copy == TD_CHECKSUM_FAR) _mm512_stream_si512((__m512i *)(void *)to, w);
+        *a = _mm512_dpwssd_epi32(*a, w, _mm512_load_si512(k->a + (at + i) * LINE / 2));
+        *b = _mm512_dpwssd_epi32(*b, w, _mm512_load_si512(k->b + (at + i) * LINE / 2));
+    }
+}
+
+VNNI INLINE void lines_vnni(struct td_checksum_run *r, uint8_t *q, const uint8_t *p, size_t lines,
+                            enum td_checksum_copy copy) {
+    __m512i a = _mm512_zextsi128_si512(_mm_cvtsi32_si128((int32_t)r->a));
+    __m512i b = _mm512_zextsi128_si512(_mm_cvtsi32_si128((int32_t)r->b));
+    while (lines) {
+        size_t at = r->lines % LINES, n = LINES - at < lines ? LINES - at : lines;
+        __builtin_prefetch(p + AHEAD);
+        if (n == LINES)
+            part_vnni(&a, &b, q, p, 0, LINES, copy);
+        else
+            part_vnni(&a, &b, q, p, at, n, copy);
+        r->lines += n;
+        lines -= n;
+        p += n * LINE;
+        if (copy != TD_CHECKSUM_READ) q += n * LINE;
+        if (r->lines % LINES) continue;
+        close_block(r, fold_wide(a, b), r->lines);
+        a = b = _mm512_setzero_si512();
+    }
+    leave(r, fold_wide(a, b));
+}
+
+/* One body for each way to copy. */
+#define EACH_COPY(lines_of)                                                                        \
+    if (copy == TD_CHECKSUM_FAR && (uintptr_t)to % LINE != 0) copy = TD_CHECKSUM_NEAR;             \
+    if (copy == TD_CHECKSUM_READ)                                                                  \
+        lines_of(r, to, from, lines, TD_CHECKSUM_READ);                                            \
+    else if (copy == TD_CHECKSUM_NEAR)                                                             \
+        lines_of(r, to, from, lines, TD_CHECKSUM_NEAR);                                            \
+    else                                                                                           \
+        lines_of(r, to, from, lines, TD_CHECKSUM_FAR)
+
+AVX2 void td_checksum_lines_avx2(struct td_checksum_run *r, void *to, const void *from,
+                                 size_t lines, enum td_checksum_copy copy) {
+    EACH_COPY(lines_avx2);
+}
+
+VNNI void td_checksum_lines_vnni(struct td_checksum_run *r, void *to, const void *from,
+                                 size_t lines, enum td_checksum_copy copy) {
+    EACH_COPY(lines_vnni);
+}
+#endif
