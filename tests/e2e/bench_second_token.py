@@ -1,16 +1,23 @@
 #!/usr/bin/env python3
 """Time to the first and to the second token, disaggregated and colocated, in pairs: what a handoff
 costs a client. Two local clusters run side by side, router + prefill + decode and router + decode
-alone; each prompt is asked at one and at once at the other, in turns which is first, one request at
-a time. The second token is the first one that decode computed, so it shows the whole handoff.
+alone, with the same number of compute threads on the same cores; one request is under way at a time.
+The second token is the first one that decode computed, so it shows the whole handoff.
 
-usage: bench_second_token.py BUILD [--tokens N] [--runs N] [--set key=value ...]     (4509, 20)
-Greedy, 3 tokens of an answer of plain text: each comes in an event of its own. A difference is of one pair; printed is the median of pairs, with the
-quartiles, because a prefill's own time varies more than the handoff takes. The gap between the two
-tokens is the same difference without the prefill. Nothing is asserted but equal answers."""
+usage: bench_second_token.py BUILD [--tokens N] [--runs N] [--cores 0,1] [--set key=value ...]
+
+A prompt is asked four times, disaggregated, colocated, colocated, disaggregated or the other way
+round, which gives two pairs of which a drift of the machine cancels; --runs counts pairs (20).
+Greedy, 3 tokens of an answer of plain text: each comes in an event of its own. A prefill takes a
+thousand times as long as a handoff and varies with it, so printed are the median difference of pairs
+with its 95 % interval (by the order of the pairs, whatever their distribution), the difference of the
+fastest, what two requests of the same arm differ by, and the gap between the two tokens, which has no
+prefill in it. Nothing is asserted but equal answers."""
 import argparse
 import http.client
 import json
+import math
+import os
 import pathlib
 import random
 import statistics
@@ -69,9 +76,20 @@ def ask(c, ids):
     return at, tokens
 
 
+def interval(values):
+    """95 % of the median: between the k-th values from below and above (binomial)."""
+    n, v = len(values), sorted(values)
+    k, tail = 0, 0.5 ** n
+    while tail <= 0.025 and k < n // 2:
+        k += 1
+        tail += math.comb(n, k) * 0.5 ** n
+    return v[max(k - 1, 0)], v[n - max(k, 1)]
+
+
 def show(what, values):
-    q = statistics.quantiles(values, n=4)
-    print(f"{what:34} {1e3 * statistics.median(values):9.2f} ms  (quartiles {1e3 * q[0]:.2f}, {1e3 * q[2]:.2f})")
+    low, high = interval(values)
+    print(f"{what:46} {1e3 * statistics.median(values):9.2f} ms  (95 %: {1e3 * low:.2f} to {1e3 * high:.2f};"
+          f" least {1e3 * min(values):.2f})")
 
 
 def main():
@@ -79,34 +97,42 @@ def main():
     ap.add_argument("build")
     ap.add_argument("--tokens", type=int, default=4509)
     ap.add_argument("--runs", type=int, default=20)
+    ap.add_argument("--cores", help="numbers of the cores that both clusters may use; default all")
     ap.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     ap.add_argument("--set", action="append", default=[], help="further settings of both clusters")
     o = ap.parse_args()
-    more = {"threads": 0, "max_context": o.tokens + 256} | dict(s.split("=", 1) for s in o.set)
+    if o.cores:
+        os.sched_setaffinity(0, {int(c) for c in o.cores.split(",")})
+    more = {"threads": len(os.sched_getaffinity(0)), "max_context": o.tokens + 256}
+    more |= dict(s.split("=", 1) for s in o.set)
     rng = random.Random(o.seed)
-    print("seed", o.seed)
+    print(f"seed {o.seed}, {more['threads']} threads")
     first = {True: [], False: []}
     second = {True: [], False: []}
     with e2e.Cluster(**more) as apart, e2e.Cluster(router__colocate="on", cluster__prefill=0, **more) as together:
-        for run in range(-1, o.runs):
+        for block in range(-1, (o.runs + 1) // 2):
             ids = prompt(rng, o.tokens)
             answers = []
-            for handoff in ((True, False) if run % 2 else (False, True)):
+            ends = block % 2 == 0
+            for handoff in (ends, not ends, not ends, ends):
                 at, tokens = ask(apart if handoff else together, ids)
                 answers.append(tokens)
-                if run < 0:  # links are made, memory is touched
+                if block < 0:  # links are made, memory is touched
                     continue
                 first[handoff].append(at[0])
                 second[handoff].append(at[1])
-            assert answers[0] == answers[1], answers
+            assert all(a == answers[0] for a in answers), answers
+    gap = {h: [b - a for a, b in zip(first[h], second[h])] for h in (True, False)}
     for name, handoff in (("disaggregated", True), ("colocated", False)):
         show(f"{name}: first token", first[handoff])
         show(f"{name}: second token", second[handoff])
-        show(f"{name}: between them", [b - a for a, b in zip(first[handoff], second[handoff])])
-    show("difference: first token", [a - b for a, b in zip(first[True], first[False])])
-    show("difference: second token", [a - b for a, b in zip(second[True], second[False])])
-    show("difference: between them", [(sa - fa) - (sb - fb) for fa, sa, fb, sb in
-                                      zip(first[True], second[True], first[False], second[False])])
+        show(f"{name}: between them", gap[handoff])
+    for what, of in (("first token", first), ("second token", second), ("between them", gap)):
+        show(f"difference of pairs: {what}", [a - b for a, b in zip(of[True], of[False])])
+        print(f"{'  of the fastest':46} {1e3 * (min(of[True]) - min(of[False])):9.2f} ms")
+    # In the middle of a block stand two requests of one arm, one after the other.
+    same = [b - a for v in second.values() for a, b in zip(v[::2], v[1::2])]
+    show("the same arm twice: second token, difference", [abs(d) for d in same])
 
 
 main()
