@@ -103,18 +103,6 @@ static void raw(struct td_gb *b) {
     td_gb_finish_as_is(b, TD_CORE_RAW, in, &end, 1);
 }
 
-static void until(struct td_gb *b, uint32_t rule, const char *text, bool utf8) {
-    uint32_t in = td_gb_begin(b);
-    if (utf8) {
-        td_gb_code_points(b, in, in, 0, 0xD7FF);
-        td_gb_code_points(b, in, in, 0xE000, 0x10FFFF);
-    } else {
-        td_gb_range(b, in, in, 0, 0xFF);
-    }
-    uint32_t end = td_gb_text(b, in, text);
-    td_gb_finish(b, rule, in, end, true);
-}
-
 static void free_text(struct td_gb *b) {
     uint32_t in = td_gb_begin(b), end = td_gb_new(b);
     td_gb_range(b, in, in, 0, 0xFF);
@@ -133,8 +121,11 @@ static void free_text(struct td_gb *b) {
     td_gb_range(b, less, end, TD_SYMBOL_DSML, TD_SYMBOL_DSML);
     td_gb_finish(b, TD_CORE_CALLS, in, end, false);
 
-    until(b, TD_CORE_CALLS_SPELT, "<｜DSML｜tool_calls", false);
-    until(b, TD_CORE_RAW_SPELT, "</｜DSML｜parameter", true);
+    in = td_gb_begin(b);
+    td_gb_code_points(b, in, in, 0, 0xD7FF);
+    td_gb_code_points(b, in, in, 0xE000, 0x10FFFF);
+    end = td_gb_text(b, in, "</｜DSML｜parameter");
+    td_gb_finish(b, TD_CORE_RAW_SPELT, in, end, true);
 }
 
 static void object(struct td_gb *b) {

@@ -74,7 +74,7 @@ static uint32_t intern(struct dfa *d) {
     for (; s->slots[i]; i = (i + 1) & s->mask) {
         uint32_t k = s->slots[i] - 1;
         if (s->at[k + 1] - s->at[k] == d->n_set &&
-            memcmp(s->pool + s->at[k], d->set, bytes) == 0)
+            (bytes == 0 || memcmp(s->pool + s->at[k], d->set, bytes) == 0))
             return k;
     }
     while (s->n_pool + d->n_set > s->cap_pool)
@@ -82,7 +82,7 @@ static uint32_t intern(struct dfa *d) {
             return 0;
     if (!td_gb_grow(d->b, (void **)&s->at, &s->cap_at, s->n + 1, sizeof *s->at)) return 0;
     if (s->n == 0) s->at[0] = 0;
-    memcpy(s->pool + s->n_pool, d->set, bytes);
+    if (bytes) memcpy(s->pool + s->n_pool, d->set, bytes);
     s->n_pool += d->n_set;
     s->at[s->n + 1] = s->n_pool;
     s->slots[i] = (uint32_t)++s->n;
@@ -126,8 +126,9 @@ static int by_number(const void *a, const void *b) {
 static uint32_t set_end(struct dfa *d) {
     d->b->work += d->n_set * 8;
     if (d->b->work > TD_GB_WORK_MAX)
-        td_gb_fail(d->b, TD_TOO_LONG, "the grammar is too complex: its automaton needs too many states");
-    qsort(d->set, d->n_set, sizeof *d->set, by_number);
+        td_gb_fail(d->b, TD_TOO_LONG,
+                   "the grammar is too complex: its automaton needs too many states");
+    if (d->n_set) qsort(d->set, d->n_set, sizeof *d->set, by_number);
     return intern(d);
 }
 
@@ -175,7 +176,7 @@ static size_t collect(struct dfa *d, uint32_t set) {
         }
     }
     d->b->work += d->n_out * 8;
-    qsort(d->out, d->n_out, sizeof *d->out, by_range);
+    if (d->n_out) qsort(d->out, d->n_out, sizeof *d->out, by_range);
     size_t ranges = 0;
     while (ranges < d->n_out && d->out[ranges].kind == TD_GB_RANGE)
         ranges++;

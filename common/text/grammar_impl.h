@@ -57,7 +57,6 @@ enum {
     TD_CORE_REASONING,  /* any bytes and </think> */
     TD_CORE_TEXT,       /* any bytes, one at least */
     TD_CORE_CALLS,      /* any bytes and <|DSML|; the mark is a token */
-    TD_CORE_CALLS_SPELT, /* the same up to <|DSML|tool_calls, spelled */
     TD_CORE_OBJECT,
     TD_CORE_ARRAY,
     TD_CORE_VALUE,

@@ -17,7 +17,8 @@ struct pack {
     uint32_t *state_id;    /* [n_states] new number + 1 */
     uint32_t *state_order; /* [n_order_states] */
     size_t n_order_states;
-    uint32_t *todo;
+    uint32_t *todo;      /* states */
+    uint32_t *rule_todo;
 };
 
 /* Depths, by relaxation: most edges lead to later states, so few passes from the back settle it. */
@@ -83,10 +84,10 @@ static void number_states(struct pack *p, uint32_t start) {
 static void reach(struct pack *p, uint32_t root) {
     struct td_gb *b = p->b;
     size_t n = 0;
-    p->todo[n++] = root;
+    p->rule_todo[n++] = root;
     p->color[root] = 1;
     while (n > 0) {
-        uint32_t rule = p->todo[--n];
+        uint32_t rule = p->rule_todo[--n];
         size_t from = p->n_order_states;
         number_states(p, b->rules[rule].start);
         for (size_t i = from; i < p->n_order_states; i++) {
@@ -95,7 +96,7 @@ static void reach(struct pack *p, uint32_t root) {
                 const struct td_gb_call *c = &b->calls[s->call + k];
                 if (!call_lives(p, c) || p->color[c->rule]) continue;
                 p->color[c->rule] = 1;
-                p->todo[n++] = c->rule;
+                p->rule_todo[n++] = c->rule;
             }
         }
     }
@@ -107,9 +108,9 @@ static void order(struct pack *p, uint32_t rule) {
     struct td_gb *b = p->b;
     size_t n = 0;
     if (p->color[rule] != 1) return;
-    p->todo[n++] = rule;
+    p->rule_todo[n++] = rule;
     while (n > 0) {
-        uint32_t at = p->todo[n - 1];
+        uint32_t at = p->rule_todo[n - 1];
         const struct td_gb_state *s = &b->states[b->rules[at].start];
         bool below = false;
         p->color[at] = 2;
@@ -120,7 +121,7 @@ static void order(struct pack *p, uint32_t rule) {
                 td_gb_fail(b, TD_UNSUPPORTED, "a schema refers to itself without anything between");
                 return;
             }
-            p->todo[n++] = c->rule;
+            p->rule_todo[n++] = c->rule;
             below = true;
         }
         if (below) continue;
@@ -206,16 +207,16 @@ static void write_all(const struct pack *p, uint32_t root, uint32_t core, struct
 
 static bool take(struct pack *p) {
     size_t states = p->b->n_states + 1, rules = p->b->n_rules + 1;
-    size_t most = states > rules ? states : rules;
     p->depth = malloc(states);
     p->rule_order = calloc(rules, sizeof *p->rule_order);
     p->rule_id = calloc(rules, sizeof *p->rule_id);
     p->color = calloc(rules, 1);
     p->state_id = calloc(states, sizeof *p->state_id);
     p->state_order = calloc(states, sizeof *p->state_order);
-    p->todo = calloc(most, sizeof *p->todo);
+    p->todo = calloc(states, sizeof *p->todo);
+    p->rule_todo = calloc(rules, sizeof *p->rule_todo);
     if (!p->depth || !p->rule_order || !p->rule_id || !p->color || !p->state_id ||
-        !p->state_order || !p->todo) {
+        !p->state_order || !p->todo || !p->rule_todo) {
         td_gb_fail(p->b, TD_NO_MEMORY, "no memory for a grammar");
         return false;
     }
@@ -261,6 +262,7 @@ td_status td_gb_pack(struct td_gb *b, uint32_t root, struct td_bytes *out) {
     free(p.state_id);
     free(p.state_order);
     free(p.todo);
+    free(p.rule_todo);
     if (b->st != TD_OK) {
         out->n = before;
         out->failed = false;

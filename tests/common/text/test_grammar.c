@@ -151,22 +151,44 @@ static void walk(struct td_grammars *s, const struct td_grammar *g, int steps) {
         assert_int_equal(mask[i], 0);
 }
 
-#define SCHEMA(t) {.content = TD_CONTENT_SCHEMA, .text = (t), .n = sizeof(t) - 1}
+#define TEXT(t) .text = (t), .n = sizeof(t) - 1
+#define SCHEMA(t) {.content = TD_CONTENT_SCHEMA, TEXT(t)}
+#define TOOL(t, s) {.name = (t), .name_n = sizeof(t) - 1, .schema = (s), .schema_n = sizeof(s) - 1}
+
+static const struct td_grammar_tool tools[] = {
+    TOOL("name", "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"},\"b\":{\"type\":[\"string\","
+                 "\"null\"],\"maxLength\":5,\"minLength\":2},\"c\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}},"
+                 "\"required\":[\"a\"],\"additionalProperties\":false}"),
+    TOOL("nam", "{\"properties\":{\"name\":{\"enum\":[\"x\",1,\"y</\"]},\"nam\":{\"pattern\":\"^[a-c<]+$\"}}}"),
+    TOOL("any", ""),
+};
 
 static const struct td_grammar_spec specs[] = {
     {.content = TD_CONTENT_OBJECT},
     {.content = TD_CONTENT_OBJECT, .reasoning = true},
+    SCHEMA("{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"maxLength\":6},\"b\":{\"type\":\"integer\"},"
+           "\"name\":{\"type\":\"array\",\"items\":{\"$ref\":\"#\"}}},\"required\":[\"a\"],\"additionalProperties\":false}"),
+    SCHEMA("{\"type\":\"string\",\"minLength\":3,\"maxLength\":9}"),
+    SCHEMA("{\"anyOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}}},{\"type\":\"object\","
+           "\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"^[ab]*$\"},\"b\":{\"type\":\"number\",\"minimum\":-1.5}},"
+           "\"required\":[\"b\"]},{\"enum\":[\"ab\",[true,{\"a\":\"é\"}]]}]}"),
+    SCHEMA("{\"type\":\"array\",\"items\":{\"type\":\"string\",\"format\":\"date-time\"},\"minItems\":1,\"maxItems\":3}"),
+    {.content = TD_CONTENT_REGEX, TEXT("(name|nam=)*(\\d{2,3}[^<>]*x)?")},
+    {.content = TD_CONTENT_NONE, .tools = tools, .n_tools = 3, .dsml_token = true},
+    {.content = TD_CONTENT_TEXT, .tools = tools, .n_tools = 2, .dsml_token = true, .reasoning = true},
+    {.content = TD_CONTENT_OBJECT, .tools = tools, .n_tools = 1, .dsml_token = true, .one_call = true},
+    {.content = TD_CONTENT_TEXT, .tools = tools + 2, .n_tools = 1},
 };
 enum { SPECS = sizeof specs / sizeof *specs };
 
 static void masks_are_what_the_matcher_takes(void **state) {
     (void)state;
-    struct td_grammars *s = store(8 << 20, 64);
-    for (int i = 0; i < SPECS; i++) {
-        const struct td_grammar *g = open_spec(s, &specs[i]);
+    struct td_grammars *s = store(8 << 20, 2);
+    for (int i = 0; i < 2 * SPECS; i++) {
+        const struct td_grammar *g = open_spec(s, &specs[i % SPECS]);
         if (i % 2) (void)td_grammars_warm(s, g, 10000);
-        for (int k = 0; k < 12; k++)
-            walk(s, g, 40);
+        for (int k = 0; k < 6; k++)
+            walk(s, g, 60);
         td_grammars_close(s, g);
     }
     td_grammars_destroy(s);
