@@ -1,7 +1,7 @@
 /* What the CUDA kernels reach on the shapes of the real model, beside what the machine copies per
  * second in the same run. Inputs are larger than the L2 or rotate through more than it holds.
  *
- * usage: bench_cuda [cuda:N]
+ * usage: bench_cuda [cuda:N [layout]]     layout: the pool layer-major beside page-major, nothing else
  * A line: what, microseconds, bytes that have to move, their rate, its share of the copy rate; for
  * products of many rows also TFLOP/s. */
 #include "kernels/cuda/rt.h"
@@ -233,9 +233,13 @@ struct sequences {
     struct td_op_batch batch;
 };
 
+/* All pages of a layer side by side, as the pool is; or all layers of a page, by the same functions:
+ * a pool of one page, and every page id stands for as many as there are layers. */
+enum order { LAYER_MAJOR, PAGE_MAJOR };
+
 /* `n` sequences, each at position pos with pages of its own, one row each. */
 static struct sequences sequences(uint32_t n, uint32_t pos, uint32_t layers,
-                                  enum td_kv_row_dtype type) {
+                                  enum td_kv_row_dtype type, enum order order) {
     struct sequences s = {};
     struct td_error err;
     uint32_t per = pos / TD_KV_PAGE_TOKENS + 1;
@@ -252,6 +256,11 @@ static struct sequences sequences(uint32_t n, uint32_t pos, uint32_t layers,
         pages[i] = (uint32_t)i;
     for (size_t i = pages.size() - 1; i > 0; i--)
         std::swap(pages[i], pages[(noise[i % noise_bytes] * 977u + i * 31u) % (i + 1)]);
+    if (order == PAGE_MAJOR) {
+        s.kv.pages = 1;
+        for (auto &page : pages)
+            page *= layers;
+    }
     for (uint32_t i = 0; i < n; i++) {
         run[i].first = i;
         run[i].n = 1;
@@ -274,9 +283,13 @@ static struct sequences sequences(uint32_t n, uint32_t pos, uint32_t layers,
     return s;
 }
 
-static void index_bench(uint32_t n, uint32_t tokens, uint32_t topk) {
-    enum { HEADS = 64, LAYERS = 2 };
-    struct sequences s = sequences(n, tokens - 1, LAYERS, TD_KV_ROW_BF16);
+static const char *const order_names[] = {"", ", page-major"};
+
+static void index_bench(uint32_t n, uint32_t tokens, uint32_t topk, uint32_t layers,
+                        enum order order) {
+    enum { HEADS = 64 };
+    struct sequences s = sequences(n, tokens - 1, layers,
+                                   layers > 2 ? TD_KV_ROW_FP8 : TD_KV_ROW_BF16, order);
     struct td_index_args a = {};
     s.batch.kv = &s.kv;
     a.batch = &s.batch;
@@ -288,18 +301,20 @@ static void index_bench(uint32_t n, uint32_t tokens, uint32_t topk) {
     a.selected = (int32_t *)take((size_t)n * topk * 4);
     a.workspace = take(dev.backend->index_workspace(HEADS, topk, n));
     double t = seconds(8, [&](int i) {
-        a.layer = (uint32_t)i % LAYERS;
+        a.layer = (uint32_t)i % layers;
         ops.index(&dev, &a);
     });
-    char what[64];
-    snprintf(what, sizeof what, "index %u queries, %uK tokens, top %u", n, tokens >> 10, topk);
+    char what[96];
+    snprintf(what, sizeof what, "index %u queries, %uK tokens, top %u%s", n, tokens >> 10, topk,
+             order_names[order]);
     report(what, t, (double)n * (tokens / 4) * 256, 0);
     dev.backend->give(&dev, s.batch.pool, 0);
 }
 
-static void attend_bench(uint32_t n, enum td_kv_row_dtype type, const char *name) {
-    enum { HEADS = 64, TOPK = 512, TOKENS = 8192, LAYERS = 4 };
-    struct sequences s = sequences(n, TOKENS - 1, LAYERS, type);
+static void attend_bench(uint32_t n, enum td_kv_row_dtype type, const char *name, uint32_t layers,
+                         enum order order) {
+    enum { HEADS = 64, TOPK = 512, TOKENS = 8192 };
+    struct sequences s = sequences(n, TOKENS - 1, layers, type, order);
     std::vector<int32_t> chosen((size_t)n * TOPK);
     for (size_t i = 0; i < chosen.size(); i++)
         chosen[i] = (int32_t)(i % TOPK * 4 + noise[i % noise_bytes] % 4);
@@ -318,14 +333,27 @@ static void attend_bench(uint32_t n, enum td_kv_row_dtype type, const char *name
     a.topk = TOPK;
     a.o = (float *)take((size_t)n * HEADS * TD_HEAD_DIM * 4);
     double t = seconds(20, [&](int i) {
-        a.layer = (uint32_t)i % LAYERS;
+        a.layer = (uint32_t)i % layers;
         ops.attend(&dev, &a);
     });
-    char what[64];
+    char what[96];
     double set = TOPK + TD_WINDOW;
-    snprintf(what, sizeof what, "attend %u tokens, 64 heads, 640 %s rows", n, name);
+    snprintf(what, sizeof what, "attend %u tokens, 64 heads, 640 %s rows%s", n, name,
+             order_names[order]);
     report(what, t, n * set * s.kv.row_bytes, 4.0 * n * HEADS * set * TD_HEAD_DIM);
     dev.backend->give(&dev, s.batch.pool, 0);
+}
+
+/* The real model's 21 CSA layers in turn, the pool in both orders, in turns. */
+static void layouts(void) {
+    enum { LAYERS = 21 };
+    for (int round = 0; round < 2; round++)
+        for (int order = LAYER_MAJOR; order <= PAGE_MAJOR; order++) {
+            index_bench(32, 131072, 512, LAYERS, (enum order)order);
+            index_bench(1, 131072, 512, LAYERS, (enum order)order);
+            attend_bench(64, TD_KV_ROW_FP8, "fp8", LAYERS, (enum order)order);
+            attend_bench(8, TD_KV_ROW_BF16, "bf16", LAYERS, (enum order)order);
+        }
 }
 
 int main(int argc, char **argv) {
@@ -353,13 +381,17 @@ int main(int argc, char **argv) {
     printf("copy %.0f GB/s, read and written\n", copy_rate * 1e-9);
     dev.backend->give(&dev, a, 0);
     dev.backend->give(&dev, b, 0);
-    index_bench(32, 131072, 512);
-    index_bench(1, 131072, 512);
-    index_bench(32, 131072, 2048);
-    attend_bench(64, TD_KV_ROW_BF16, "bf16");
-    attend_bench(64, TD_KV_ROW_FP8, "fp8");
-    attend_bench(8, TD_KV_ROW_BF16, "bf16");
-    attend_bench(1024, TD_KV_ROW_BF16, "bf16");
+    if (argc > 2 && strcmp(argv[2], "layout") == 0) {
+        layouts();
+        return 0;
+    }
+    index_bench(32, 131072, 512, 2, LAYER_MAJOR);
+    index_bench(1, 131072, 512, 2, LAYER_MAJOR);
+    index_bench(32, 131072, 2048, 2, LAYER_MAJOR);
+    attend_bench(64, TD_KV_ROW_BF16, "bf16", 4, LAYER_MAJOR);
+    attend_bench(64, TD_KV_ROW_FP8, "fp8", 4, LAYER_MAJOR);
+    attend_bench(8, TD_KV_ROW_BF16, "bf16", 4, LAYER_MAJOR);
+    attend_bench(1024, TD_KV_ROW_BF16, "bf16", 4, LAYER_MAJOR);
     experts(TD_W_NVFP4, "nvfp4", 8);
     experts(TD_W_FP4, "fp4", 8);
     experts(TD_W_FP8_BLOCK, "fp8", 8);
