@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/model/random.h"
 #include "kernels/ops.h"
 
 /* Bumped whenever a definition in kernels/ref changes a bit of any result. */
@@ -68,6 +69,11 @@ static td_status cpu_wait(struct td_device *d, enum td_lane lane, struct td_erro
     return TD_OK;
 }
 
+static void cpu_fill(struct td_device *d, const struct td_random *r, void *to, size_t bytes) {
+    (void)d;
+    td_random_bytes(r, 0, bytes, to);
+}
+
 static td_status cpu_ops(struct td_device *d, uint64_t force_ref, struct td_ops *ret,
                          struct td_error *err) {
     (void)d;
@@ -101,6 +107,7 @@ const struct td_backend td_backend_cpu = {
     .upload = cpu_copy,
     .download = cpu_copy,
     .wait = cpu_wait,
+    .fill = cpu_fill,
     .ops = cpu_ops,
     .index_workspace = cpu_index_workspace,
     .describe = cpu_describe,

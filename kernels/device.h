@@ -16,6 +16,8 @@
 
 struct td_backend;
 struct td_ops;
+struct td_random;
+struct td_recording;
 
 /* The first argument of every op. `backend` and `state` are the device's; the rest is the CPU's. */
 struct td_device {
@@ -45,6 +47,9 @@ struct td_backend {
     /* Device `index` of this kind, into a zeroed *d. A sentence when there is none. */
     td_status (*open)(struct td_device *d, uint32_t index, struct td_error *err);
     void (*close)(struct td_device *d); /* everything taken was given back */
+    /* Bytes of device `index` and how many of them nobody has taken. NULL: the host's memory. */
+    td_status (*memory)(uint32_t index, uint64_t *ret_bytes, uint64_t *ret_free,
+                        struct td_error *err);
 
     /* Device memory: zeroed, 256-aligned, counted in d->taken; only until d->sealed. `what` is for
      * the sentence. give(NULL) is fine. */
@@ -62,6 +67,21 @@ struct td_backend {
     void (*download)(struct td_device *d, enum td_lane lane, const struct td_copy *c);
     /* Until all of the lane is done; a fault of anything queued before is reported here. */
     td_status (*wait)(struct td_device *d, enum td_lane lane, struct td_error *err);
+
+    /* `bytes` from the start of a random tensor to device memory, 8-aligned (model/random.h);
+     * queued in the step lane. */
+    void (*fill)(struct td_device *d, const struct td_random *r, void *to, size_t bytes);
+
+    /* Work recorded once and queued again and again, as it was: what changes between two times must
+     * be in device memory, and ops' arguments are those of the recording. NULL where a queue costs
+     * nothing. Between record and keep the step lane takes ops alone and runs none of them. keep
+     * with a NULL ret_recording forgets what was recorded; *ret_launches (may be NULL) is the
+     * number of kernels in it. */
+    td_status (*record)(struct td_device *d, struct td_error *err);
+    td_status (*keep)(struct td_device *d, struct td_recording **ret_recording,
+                      uint32_t *ret_launches, struct td_error *err);
+    void (*replay)(struct td_device *d, const struct td_recording *r);
+    void (*forget)(struct td_device *d, struct td_recording *r); /* NULL is fine */
 
     /* The op table, ops of the mask (td_ops_mask) taken from the kind's plain definitions. An op
      * without a kernel is an error that names it. */

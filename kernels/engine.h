@@ -39,9 +39,22 @@ struct td_engine_options {
     uint64_t force_ref;       /* td_ops_mask: ops taken from the reference table even where a faster
                                  one runs, to find a faulty one; on the CPU the same bits */
     const struct td_ops *ops; /* NULL: chosen; for checks that put something between; CPU only */
-    void *pool_memory;        /* layout.pool_bytes, 64-aligned, e.g. registered for transfers; */
-    void *slot_memory;        /* slots * layout.slot_bytes; NULL: the engine takes its own */
+    bool eager; /* every kernel of a step is launched anew even where steps can be recorded */
+    /* For measurements, or NULL: a layer of a step that is not replayed is done on the device. */
+    void (*layer_done)(void *user, uint32_t layer);
+    void *layer_user;
+    void *pool_memory; /* layout.pool_bytes, 64-aligned, e.g. registered for transfers; */
+    void *slot_memory; /* slots * layout.slot_bytes; NULL: the engine takes its own */
 };
+
+/* The model that the configuration names: a checkpoint, or with load_format = random weights made
+ * from a seed. */
+TD_MUST_USE td_status td_model_open_from(const struct td_config *c,
+                                         const struct td_load_watch *watch, struct td_model **ret,
+                                         struct td_error *err);
+/* Its numbers and how its matrices are stored, from config.json and the settings alone. */
+TD_MUST_USE td_status td_model_config_from(const struct td_config *c, struct td_model_config *ret,
+                                           enum td_outline *ret_kind, struct td_error *err);
 
 /* Options from the configuration and the checkpoint, every "auto" resolved: numerics is ref for a
  * checkpoint with quantization_config, kv_dtype fp8 in ref and bf16 in plain. */
@@ -118,6 +131,10 @@ TD_MUST_USE td_status td_engine_step(struct td_engine *e, const struct td_run *r
                                      uint32_t n_runs, const float **ret_logits,
                                      struct td_capture *capture, struct td_error *err);
 
+/* Kernels of layer `layer` of a step with one row; 0 where they are not counted (the CPU). */
+TD_MUST_USE td_status td_engine_launches(struct td_engine *e, uint32_t layer, uint32_t *ret,
+                                         struct td_error *err);
+
 /* One layer alone from given input streams, for checks against recorded layer taps: positions
  * 0..n-1 of a fresh sequence in slot 0 and pages 0.., whose contents are overwritten. n may exceed
  * max_tokens (the engine cuts it) but not max_context nor the pool. All arrays are caller-owned. */
@@ -135,6 +152,7 @@ TD_MUST_USE td_status td_engine_layer(struct td_engine *e, const struct td_layer
 
 struct td_engine_memory { /* bytes; of the device but for `host`, which is 0 on the CPU */
     size_t weights, pool, slots, index_workspace, scratch, host;
+    uint32_t graphs, graph_launches; /* recorded decode steps, and at most so many kernels of one */
 };
 void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret);
 

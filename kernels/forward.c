@@ -277,8 +277,10 @@ void td_forward_layer(struct td_forward *f, uint32_t i) {
 void td_forward_step(struct td_forward *f) {
     OP(f, embed, .w = &f->model->embed, .ids = f->ids, .x = f->s.x, .n = f->batch.n);
     td_forward_angles(f);
-    for (uint32_t i = 0; i < config(f)->layers; i++)
+    for (uint32_t i = 0; i < config(f)->layers; i++) {
         td_forward_layer(f, i);
+        if (f->layer_done) f->layer_done(f, i);
+    }
     if (f->wanted) logits(f);
 }
 

@@ -61,7 +61,9 @@ struct td_forward {
     const int32_t *ids;   /* [n] */
     const uint32_t *want; /* [wanted] rows whose logits are wanted */
     uint32_t wanted;
-    bool capture; /* s.capture is wanted too */
+    bool capture;                                                   /* s.capture is wanted too */
+    void (*layer_done)(const struct td_forward *f, uint32_t layer); /* or NULL */
+    void *layer_user;
 };
 
 /* Counts (base NULL) or hands out the buffers for up to max_rows rows and max_wanted logit rows. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/bump.h"
+#include "kernels/model/random.h"
 #include "kernels/rope_table.h"
 
 struct packer {
@@ -36,8 +37,9 @@ static bool exact_part(struct packer *p, const struct td_weight *w, uint32_t row
     }
     bool exact = true;
     /* Without bytes what is sure by the format alone: powers of two scale FP8 and FP4. */
-    if (!w->data) exact = w->format != TD_W_F32 && w->format != TD_W_NVFP4;
-    for (uint32_t o = 0; exact && w->data && w->format != TD_W_BF16 && o < rows; o++) {
+    bool values = w->data || w->random;
+    if (!values) exact = w->format != TD_W_F32 && w->format != TD_W_NVFP4;
+    for (uint32_t o = 0; exact && values && w->format != TD_W_BF16 && o < rows; o++) {
         td_weight_row(w, row + o, p->row);
         exact = td_matrix_exact(p->row + col, cols);
     }
@@ -67,13 +69,24 @@ static const void *put(struct packer *p, const void *from, size_t bytes) {
     return to;
 }
 
+/* `bytes` of a tensor's data or scales in device memory: copied, or made there. */
+static const void *put_tensor(struct packer *p, const struct td_weight *w, bool scale,
+                              size_t bytes) {
+    if (!w->random) return put(p, scale ? w->scale : w->data, bytes);
+    struct td_random r = td_random_of(w, scale);
+    void *to = td_bump_take(&p->bump, bytes);
+    if (to) p->device->backend->fill(p->device, &r, to, bytes);
+    return to;
+}
+
 /* The whole tensor where the device's kernels read it from. */
 static struct td_weight store(struct packer *p, const struct td_weight *w) {
     struct td_weight to = *w;
     if (p->device->backend->host || w->format == TD_W_NONE) return to;
-    to.data = put(p, w->data, td_weight_data_bytes(w));
+    to.random = 0;
+    to.data = put_tensor(p, w, false, td_weight_data_bytes(w));
     size_t scales = td_weight_scale_bytes(w);
-    to.scale = scales ? put(p, w->scale, scales) : NULL;
+    to.scale = scales ? put_tensor(p, w, true, scales) : NULL;
     return to;
 }
 

@@ -41,10 +41,10 @@ static void show_effective(const struct td_worker_engine *w, struct td_config *c
 td_status td_worker_engine_open(struct td_worker_engine *w, struct td_config *c,
                                 const struct td_load_watch *watch, struct td_error *err) {
     memset(w, 0, sizeof *w);
-    if (!c->model_dir[0]) return td_fail(err, TD_CONFIG, "model.dir is not set");
     td_status st;
-    TD_TRY_GOTO(td_model_open_watched(c->model_dir, watch, &w->model, err), close);
+    TD_TRY_GOTO(td_model_open_from(c, watch, &w->model, err), close);
     TD_TRY_GOTO(td_engine_options_from(c, &w->model->config, &w->options, err), close);
+    TD_TRY_GOTO(td_worker_plan_card(w->model, c, &w->options, err), close);
     TD_TRY_GOTO(td_engine_create(w->model, &w->options, &w->engine, err), close);
     w->layout = td_engine_layout(w->engine);
     w->numerics = td_engine_numerics(w->engine, &w->numerics_id);

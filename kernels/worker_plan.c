@@ -3,18 +3,21 @@
 
 #include <stdio.h>
 
+#include "kernels/decode_graphs.h"
 #include "kernels/device.h"
 #include "kernels/sampler.h"
 #include "kernels/selections.h"
 
 enum { MEMORY_PAGE = 4096, MB = 1 << 20 };
 
-/* What a CUDA process holds beside what we take. Assumed, and on the safe side of what is known of
- * CUDA 12 and NCCL 2 on Hopper, until a device is measured. */
+/* What a CUDA process holds beside what we take. Measured with CUDA 13.0 on an H200
+ * (tests/kernels/bench_slice): 531 MiB for context and kernels, and up to 3 more because memory
+ * comes in pieces of 2 MiB; 1.7 KB of a graph per kernel, of which a layer has 51 to 62. NCCL is
+ * assumed. */
 enum {
     CONTEXT_MB = 600,     /* context, loaded kernels */
-    GRAPHS_MB = 256,      /* one graph per batch size, some thousand nodes each */
-    LIBRARIES_MB = 64,    /* cuBLASLt's workspace */
+    GRAPH_KERNEL = 2048,  /* bytes of a kernel in a graph */
+    LAYER_KERNELS = 64,   /* of a layer, in a decode step */
     COLLECTIVES_MB = 512, /* NCCL's channels, where ranks share the weights */
 };
 
@@ -59,9 +62,9 @@ bool td_worker_plan_row(const struct td_worker_plan *p, uint32_t i, struct td_pl
         {"slots: HCA state", (l->slot_bytes - l->slot_hca) * n, false},
         {"index workspace", p->engine.index_workspace, false},
         {"scratch", p->engine.scratch, false},
-        {"graphs (assumed)", p->graphs, false},
+        {"graphs", p->graphs, false},
         {"libraries (assumed)", p->libraries, false},
-        {"context (assumed)", p->context, false},
+        {"context", p->context, false},
         {"step arrays", p->engine.host, true},
         {"sampling", p->sampling, true},
         {"selections", p->selections, true},
@@ -114,6 +117,9 @@ static td_status plan_with(const struct asked *a, uint32_t pages, uint32_t slots
     o->pages = pages;
     o->slots = o->max_runs = slots;
     if (o->max_tokens < slots) o->max_tokens = slots;
+    if (p->device.bytes && !o->eager)
+        p->graphs = (size_t)td_decode_graphs_count(slots) * a->model->config.layers *
+                    LAYER_KERNELS * GRAPH_KERNEL;
     TD_TRY(td_engine_plan(a->model, o, &p->layout, &p->engine, err));
     uint32_t samples = slots > TD_CHOICES_MAX ? slots : TD_CHOICES_MAX;
     p->sampling = td_samplers_bytes(slots, a->model->config.vocab);
@@ -165,6 +171,23 @@ static td_status most_slots(const struct asked *a, const struct td_worker_plan *
     return TD_OK;
 }
 
+/* The most tokens a context may have where `pages` fit beside tables for the one asked for: tables
+ * of a shorter one leave room for more, until nothing changes. */
+static td_status longest_context(const struct asked *a, const struct td_worker_plan *p,
+                                 uint32_t pages, uint32_t *ret, struct td_error *err) {
+    struct td_engine_options o = *a->options;
+    const struct asked shorter = {a->model, &o};
+    uint32_t before;
+    do {
+        struct td_worker_plan try = *p;
+        before = pages;
+        o.max_context = pages * TD_KV_PAGE_TOKENS;
+        TD_TRY(fill_pool(&shorter, p->options.slots, &try, &pages, err));
+    } while (pages > before);
+    *ret = pages * TD_KV_PAGE_TOKENS;
+    return TD_OK;
+}
+
 /* Which number to change. `pages` fit, fewer than one context needs. */
 static td_status refuse(const struct asked *a, const struct td_worker_plan *p, uint32_t pages,
                         struct td_error *err) {
@@ -172,13 +195,14 @@ static td_status refuse(const struct asked *a, const struct td_worker_plan *p, u
     TD_TRY(most_slots(a, p, need, &slots, err));
     char or [80] = "";
     if (pages > 0) {
+        uint32_t longest;
+        TD_TRY(longest_context(a, p, pages, &longest, err));
         if (slots > 0) snprintf(or, sizeof or, ", or max_running to at most %u", slots);
         return td_fail(
             err, TD_NO_MEMORY,
             "max_context: %u tokens need %u pages, %.2f GB of %.2f GB leave room for %u: "
             "set max_context to at most %u%s",
-            p->options.max_context, need, gb(budget(p)), gb(p->device.bytes), pages,
-            pages * TD_KV_PAGE_TOKENS, or);
+            p->options.max_context, need, gb(budget(p)), gb(p->device.bytes), pages, longest, or);
     }
     if (slots > 0)
         return td_fail(err, TD_NO_MEMORY,
@@ -206,8 +230,7 @@ td_status td_worker_plan(const struct td_model *model, const struct td_engine_op
         TD_TRY(plan_with(&a, pages, o->slots, &p, err));
     } else {
         p.context = (size_t)CONTEXT_MB * MB;
-        p.graphs = (size_t)GRAPHS_MB * MB;
-        p.libraries = (size_t)(LIBRARIES_MB + (device->ranks > 1 ? COLLECTIVES_MB : 0)) * MB;
+        p.libraries = device->ranks > 1 ? (size_t)COLLECTIVES_MB * MB : 0;
         TD_TRY(fill_pool(&a, o->slots, &p, &pages, err));
         if (pages < context_pages(&p)) return refuse(&a, &p, pages, err);
         if (o->pages > pages)
@@ -220,5 +243,34 @@ td_status td_worker_plan(const struct td_model *model, const struct td_engine_op
     p.slab_bytes = td_worker_slab_bytes(&p.layout, slab_bytes);
     p.slabs = p.slab_bytes * slabs;
     *ret = p;
+    return TD_OK;
+}
+
+/* `left` bytes of the card are free for what is planned. */
+static td_status fits_beside_others(const struct td_worker_plan *p, const struct td_config *c,
+                                    uint64_t left, struct td_error *err) {
+    uint64_t need = td_worker_plan_bytes(p, false) - p->context; /* it is there by now */
+    if (need <= left) return TD_OK;
+    const char *what = c->pool_pages ? "lower pool_pages, or " : "";
+    return td_fail(err, TD_NO_MEMORY,
+                   "%s:%u: the plan takes %.2f GB, but %.2f GB of %.2f GB are free beside other "
+                   "processes: %sset mem_fraction to at most %llu, or end them",
+                   p->options.backend->name, p->options.device, gb(need), gb(left),
+                   gb(p->device.bytes), what,
+                   (unsigned long long)((left + p->context) * 100 / p->device.bytes));
+}
+
+td_status td_worker_plan_card(const struct td_model *model, const struct td_config *c,
+                              struct td_engine_options *o, struct td_error *err) {
+    struct td_plan_device device = {.fraction = (uint32_t)c->mem_fraction, .ranks = 1};
+    struct td_worker_plan p;
+    uint64_t left;
+    if (!o->backend->memory) return TD_OK;
+    TD_TRY(o->backend->memory(o->device, &device.bytes, &left, err));
+    struct td_engine_options asked = *o;
+    asked.pages = (uint32_t)c->pool_pages;
+    TD_TRY(td_worker_plan(model, &asked, &device, c->slab_bytes, 0, &p, err));
+    TD_TRY(fits_beside_others(&p, c, left, err));
+    *o = p.options;
     return TD_OK;
 }

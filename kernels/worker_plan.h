@@ -20,10 +20,9 @@ struct td_worker_plan {
     struct td_engine_options options; /* pages as planned */
     struct td_kv_layout layout;
     struct td_engine_memory engine;
-    size_t sampling, selections; /* of the host */
-    size_t slab_bytes, slabs;    /* one; all of the role, of the host */
-    size_t context, graphs,
-        libraries; /* of a device beside the engine: assumed, see worker_plan.c */
+    size_t sampling, selections;       /* of the host */
+    size_t slab_bytes, slabs;          /* one; all of the role, of the host */
+    size_t context, graphs, libraries; /* of a device beside the engine: see worker_plan.c */
     struct td_plan_device device;
 };
 
@@ -47,6 +46,12 @@ TD_MUST_USE td_status td_worker_plan(const struct td_model *model,
                                      const struct td_plan_device *device, uint64_t slab_bytes,
                                      uint32_t slabs, struct td_worker_plan *ret,
                                      struct td_error *err);
+
+/* At a worker's start: plans for the card that the options name, with mem_fraction of it, and gives
+ * the pool what is left unless pool_pages says how many. What does not fit the plan, or fits it but
+ * not beside what others have taken, is refused as above. Nothing to do on the CPU. */
+TD_MUST_USE td_status td_worker_plan_card(const struct td_model *model, const struct td_config *c,
+                                          struct td_engine_options *o, struct td_error *err);
 
 /* Sequences of `tokens` each that run at once. */
 uint32_t td_worker_plan_sequences(const struct td_worker_plan *p, uint32_t tokens);

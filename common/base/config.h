@@ -21,6 +21,10 @@ enum { TD_CONFIG_STRING_MAX = 256 };
 #define TD_CONFIG_MAP(X)                                                                           \
     X("model.dir", model_dir, S, "", 0, 0, "checkpoint folder (config.json, *.safetensors, tokenizer.json)") \
     X("model.name", model_name, S, "", 0, 0, "name clients use; default: last part of model.dir")  \
+    X("load_format", load_format, E, 0, 0, "checkpoint|random", "where weights come from; random: made from random.seed, config.json alone is read") \
+    X("random.seed", random_seed, U, 1, 0, UINT64_MAX, "of random weights; equal seeds are equal models")  \
+    X("random.format", random_format, E, 0, 0, "auto|bf16|fp4|nvfp4", "how random weights are stored; auto: what config.json says") \
+    X("random.layers", random_layers, S, "", 0, 0, "compress ratios of a random model's layers, as 0,4,128,4; default: config.json's") \
     X("numerics", numerics, E, 0, 0, "auto|plain|ref", "rounding rules of the forward pass")        \
     X("index_key_dtype", index_key_dtype, E, 0, 0, "bf16|fp32|fp8|fp4", "how indexer keys are stored") \
     X("index_sim4", index_sim4, B, 0, 0, 0, "FP4 rounding of index q and keys before storing")     \
@@ -31,8 +35,9 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("force_ref", force_ref, S, "", 0, 0, "ops taken from the reference table: names, or all")     \
     X("max_context", max_context, U, 0, 0, 1048576, "tokens per sequence; 0: the checkpoint's limit") \
     X("max_running", max_running, U, 16, 1, 1024, "sequences with a slot")                         \
-    X("pool_pages", pool_pages, U, 0, 0, 1u << 24, "pages of 256 tokens; 0: two full contexts' worth") \
-    X("mem_fraction", mem_fraction, U, 90, 1, 100, "percent of a GPU's memory that is planned with") \
+    X("pool_pages", pool_pages, U, 0, 0, 1u << 24, "pages of 256 tokens; 0: what mem_fraction leaves, on the CPU two full contexts' worth") \
+    X("mem_fraction", mem_fraction, U, 90, 1, 100, "percent of a GPU's memory that a worker plans with; workers that share a GPU share it") \
+    X("eager", eager, B, 0, 0, 0, "launch every kernel of a decode step anew in place of recorded steps (CUDA graphs)") \
     X("reserve_tokens", reserve_tokens, U, 4096, 1, 1048576, "output tokens decode reserves pages for at admission") \
     X("chunk_tokens", chunk_tokens, U, 512, 1, 16384, "most tokens in one engine step")            \
     X("device", device, S, "cpu", 0, 0, "where a worker computes: cpu, or cuda:N")                  \
@@ -77,6 +82,8 @@ struct td_config {
 };
 
 /* Words of the enumerated settings, in the order of the table. */
+enum { TD_LOAD_CHECKPOINT, TD_LOAD_RANDOM };
+enum { TD_RANDOM_AUTO, TD_RANDOM_AS_BF16, TD_RANDOM_AS_FP4, TD_RANDOM_AS_NVFP4 };
 enum { TD_NUMERICS_AUTO, TD_NUMERICS_PLAIN, TD_NUMERICS_REF };
 enum { TD_KEY_BF16, TD_KEY_FP32, TD_KEY_FP8, TD_KEY_FP4 };
 enum { TD_SCORE_FP32, TD_SCORE_BF16 };

@@ -227,7 +227,7 @@ static void embed(struct run *r) {
 /* Every layer takes what fp32 keys made of the layers before it, so that its row shows its own
  * keys alone. */
 static td_status run_all(const struct arguments *a, struct run *r, struct td_error *err) {
-    TD_TRY(td_model_open(a->model, &r->model, err));
+    TD_TRY(td_model_open_from(&r->config, NULL, &r->model, err));
     TD_TRY(build_prompt(a, &r->ids, err));
     TD_TRY(take(r, err));
     embed(r);
@@ -280,6 +280,7 @@ int td_cmd_index_diff(int argc, char **argv) {
     int code = parse(argc, argv, &a, &done);
     if (code != TD_EXIT_OK || done) return code;
     td_config_defaults(&r.config);
+    snprintf(r.config.model_dir, sizeof r.config.model_dir, "%s", a.model);
     for (uint32_t i = 0; i < a.sets; i++)
         if (td_config_set(&r.config, a.set[i], &err) != TD_OK) return usage("--set: ", err.text);
     td_status st = run_all(&a, &r, &err);

@@ -1,7 +1,6 @@
 /* `tandem plan`: what a prefill and a decode worker will take in memory, and how many sequences of
  * which length they hold, from config.json and settings alone: before weights are there. */
 #include <getopt.h>
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +11,7 @@
 #include "kernels/device.h"
 #include "kernels/worker_plan.h"
 
-enum { MAX_SETS = 64, PATH_BYTES = 4096 };
+enum { MAX_SETS = 64 };
 
 static const char help[] =
     "usage: tandem plan [--model DIR] [--format F] [--memory GB [--gpus N]] [--role ROLE]\n"
@@ -124,25 +123,6 @@ static int parse(int argc, char **argv, struct arguments *a, bool *ret_done) {
     return TD_EXIT_OK;
 }
 
-/* What config.json says of how weights are stored: nothing for bf16, and NVFP4 by that word in any
- * revision. */
-static td_status format_of(const char *dir, enum td_outline *ret, struct td_error *err) {
-    char path[PATH_BYTES];
-    json_error_t je;
-    snprintf(path, sizeof path, "%s/config.json", dir);
-    json_t *root = json_load_file(path, 0, &je);
-    if (!root) return td_fail(err, TD_FORMAT, "%.200s: %s", path, je.text);
-    json_t *q = json_object_get(root, "quantization_config");
-    const char *dtype = json_string_value(json_object_get(root, "dtype"));
-    char *text = json_is_object(q) ? json_dumps(q, 0) : NULL; /* null is none */
-    *ret = text && strstr(text, "NVFP4")                  ? TD_OUTLINE_NVFP4
-           : text || (dtype && strcmp(dtype, "fp8") == 0) ? TD_OUTLINE_FP4
-                                                          : TD_OUTLINE_BF16;
-    free(text);
-    json_decref(root);
-    return TD_OK;
-}
-
 static td_status settings(const struct arguments *a, const char *role, struct td_config *c,
                           struct td_error *err) {
     td_config_defaults(c);
@@ -197,11 +177,8 @@ static td_status role(const struct arguments *a, const char *name, struct td_err
     enum td_outline kind = TD_OUTLINE_BF16;
     td_status st;
     TD_TRY(settings(a, name, &c, err));
-    TD_TRY(td_model_config_load(c.model_dir, &m, err));
-    if (a->format >= 0)
-        kind = (enum td_outline)a->format;
-    else
-        TD_TRY(format_of(c.model_dir, &kind, err));
+    TD_TRY(td_model_config_from(&c, &m, &kind, err));
+    if (a->format >= 0) kind = (enum td_outline)a->format;
     const struct td_plan_device device = {.bytes = (uint64_t)(a->memory * 1e9),
                                           .fraction = (uint32_t)c.mem_fraction,
                                           .ranks = a->gpus};

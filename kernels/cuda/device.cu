@@ -1,5 +1,6 @@
-/* A CUDA device as a backend: memory, copies, streams, faults, and its op table. */
+/* A CUDA device as a backend: memory, copies, streams, faults, recordings, and its op table. */
 #include "kernels/cuda/op.h"
+#include "kernels/model/random.h"
 
 #include <stdlib.h>
 
@@ -27,7 +28,14 @@ void td_cuda_check(const struct td_device *d, const char *op) {
 
 void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t bytes,
                           const char *op) {
+    struct td_cuda *c = td_cuda_of(d);
+    uint32_t i = 0;
     if (bytes <= 48 * 1024) return;
+    while (i < TD_CUDA_KERNELS - 1 && c->allowed[i].kernel && c->allowed[i].kernel != kernel)
+        i++;
+    if (c->allowed[i].kernel == kernel && c->allowed[i].bytes >= bytes) return;
+    c->allowed[i].kernel = kernel;
+    c->allowed[i].bytes = bytes;
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes) !=
         cudaSuccess)
         td_cuda_check(d, op);
@@ -37,6 +45,9 @@ void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t 
 
 static td_status find(uint32_t index, struct td_error *err) {
     int count = 0;
+    /* Kernels that are loaded when they first run take device memory then. The driver reads this
+     * once, at the first call. */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess)
         return td_fail(err, TD_CONFIG,
@@ -74,6 +85,18 @@ static td_status cuda_open(struct td_device *d, uint32_t index, struct td_error 
     c->major = p.major;
     c->minor = p.minor;
     c->shared_max = p.sharedMemPerBlockOptin;
+    return TD_OK;
+}
+
+static td_status cuda_memory(uint32_t index, uint64_t *ret_bytes, uint64_t *ret_free,
+                             struct td_error *err) {
+    size_t left = 0, all = 0;
+    TD_TRY(find(index, err));
+    cudaError_t e = cudaSetDevice((int)index);
+    if (e == cudaSuccess) e = cudaMemGetInfo(&left, &all);
+    if (e != cudaSuccess) return fail(err, TD_IO, "device", e);
+    *ret_bytes = all;
+    *ret_free = left;
     return TD_OK;
 }
 
@@ -153,6 +176,86 @@ static td_status cuda_wait(struct td_device *d, enum td_lane lane, struct td_err
     return f.error == cudaSuccess ? TD_OK : fail(err, TD_IO, f.at, f.error);
 }
 
+/* ---- random tensors ---- */
+
+enum { FILL_THREADS = 256 };
+
+static __global__ void fill_words(struct td_random r, uint8_t *to, size_t bytes) {
+    size_t i = (size_t)blockIdx.x * FILL_THREADS + threadIdx.x;
+    if (8 * i >= bytes) return;
+    uint64_t word = td_random_word(&r, i);
+    if (8 * i + 8 <= bytes)
+        ((uint64_t *)(void *)to)[i] = word;
+    else
+        for (size_t k = 0; 8 * i + k < bytes; k++)
+            to[8 * i + k] = (uint8_t)(word >> 8 * k);
+}
+
+static void cuda_fill(struct td_device *d, const struct td_random *r, void *to, size_t bytes) {
+    uint32_t blocks = td_ceil(bytes, 8 * FILL_THREADS);
+    note(&td_cuda_of(d)->fault[TD_LANE_STEP], cudaSetDevice(td_cuda_of(d)->index), "a tensor");
+    if (bytes)
+        TD_LAUNCH(d, "a tensor", fill_words, blocks, FILL_THREADS, 0, *r, (uint8_t *)to, bytes);
+}
+
+/* ---- recordings ---- */
+
+struct td_recording {
+    cudaGraphExec_t graph;
+};
+
+static td_status cuda_record(struct td_device *d, struct td_error *err) {
+    struct td_cuda *c = td_cuda_of(d);
+    cudaError_t e = cudaSetDevice(c->index);
+    if (e == cudaSuccess)
+        e = cudaStreamBeginCapture(c->stream[TD_LANE_STEP], cudaStreamCaptureModeThreadLocal);
+    return e == cudaSuccess ? TD_OK : fail(err, TD_IO, "a recording", e);
+}
+
+static void cuda_forget(struct td_device *d, struct td_recording *r) {
+    (void)d;
+    if (!r) return;
+    if (r->graph) cudaGraphExecDestroy(r->graph);
+    free(r);
+}
+
+/* Its memory on the device is taken now, not when it first runs. */
+static cudaError_t instantiate(struct td_cuda *c, cudaGraph_t graph, struct td_recording *r) {
+    cudaError_t e = cudaGraphInstantiate(&r->graph, graph, 0);
+    if (e == cudaSuccess) e = cudaGraphUpload(r->graph, c->stream[TD_LANE_STEP]);
+    return e;
+}
+
+static td_status cuda_keep(struct td_device *d, struct td_recording **ret_recording,
+                           uint32_t *ret_launches, struct td_error *err) {
+    struct td_cuda *c = td_cuda_of(d);
+    struct td_recording *r = NULL;
+    cudaGraph_t graph = NULL;
+    size_t nodes = 0;
+    cudaError_t e = cudaStreamEndCapture(c->stream[TD_LANE_STEP], &graph);
+    if (c->fault[TD_LANE_STEP].error != cudaSuccess) e = c->fault[TD_LANE_STEP].error;
+    if (e == cudaSuccess) e = cudaGraphGetNodes(graph, NULL, &nodes);
+    if (e == cudaSuccess && ret_recording) {
+        r = (struct td_recording *)calloc(1, sizeof *r);
+        e = r ? instantiate(c, graph, r) : cudaErrorMemoryAllocation;
+    }
+    if (graph) cudaGraphDestroy(graph);
+    if (e != cudaSuccess) {
+        cuda_forget(d, r);
+        return fail(err, TD_IO, "a recording", e);
+    }
+    if (ret_recording) *ret_recording = r;
+    if (ret_launches) *ret_launches = (uint32_t)nodes;
+    return TD_OK;
+}
+
+static void cuda_replay(struct td_device *d, const struct td_recording *r) {
+    struct td_cuda *c = td_cuda_of(d);
+    cudaError_t e = cudaSetDevice(c->index);
+    if (e == cudaSuccess) e = cudaGraphLaunch(r->graph, c->stream[TD_LANE_STEP]);
+    note(&c->fault[TD_LANE_STEP], e, "a recorded step");
+}
+
 /* ---- ops ---- */
 
 #define X(op) TD_PLAIN(op),
@@ -195,6 +298,7 @@ const struct td_backend td_backend_cuda = {
     .host = false,
     .open = cuda_open,
     .close = cuda_close,
+    .memory = cuda_memory,
     .take = cuda_take,
     .give = cuda_give,
     .take_host = cuda_take_host,
@@ -202,6 +306,11 @@ const struct td_backend td_backend_cuda = {
     .upload = cuda_upload,
     .download = cuda_download,
     .wait = cuda_wait,
+    .fill = cuda_fill,
+    .record = cuda_record,
+    .keep = cuda_keep,
+    .replay = cuda_replay,
+    .forget = cuda_forget,
     .ops = cuda_ops,
     .index_workspace = cuda_index_workspace,
     .describe = cuda_describe,

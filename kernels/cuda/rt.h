@@ -27,6 +27,8 @@ struct td_cuda_fault {
     const char *at;
 };
 
+enum { TD_CUDA_KERNELS = 32 }; /* with more shared memory than a default */
+
 /* td_device.state */
 struct td_cuda {
     int index;
@@ -34,7 +36,11 @@ struct td_cuda {
     struct td_cuda_fault fault[TD_LANES];
     int processors, major, minor;
     size_t shared_max; /* bytes of dynamic shared memory a block may have */
-    bool blocking;     /* wait after every op, to find the faulty one */
+    struct {
+        const void *kernel;
+        size_t bytes;
+    } allowed[TD_CUDA_KERNELS]; /* what td_cuda_allow_shared has said already */
+    bool blocking;              /* wait after every op, to find the faulty one */
 };
 
 static inline struct td_cuda *td_cuda_of(const struct td_device *d) {
@@ -43,7 +49,9 @@ static inline struct td_cuda *td_cuda_of(const struct td_device *d) {
 
 /* Notes the first fault; `op` has static storage. */
 void td_cuda_check(const struct td_device *d, const char *op);
-/* Lets a kernel have `bytes` of dynamic shared memory, where that is more than a default. */
+/* Lets a kernel have `bytes` of dynamic shared memory, where that is more than a default. Asked at
+ * every launch; the driver hears of it when it is more than before, which an engine's start brings
+ * about. */
 void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t bytes,
                           const char *op);
 

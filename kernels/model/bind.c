@@ -6,13 +6,23 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/model/random.h"
+
 enum { FP8_BLOCK = 128, FP4_GROUP = 32, NVFP4_GROUP = 16, FULL_NAME = 192 };
 
 /* ---- without files ---- */
 
-static td_status outlined(struct td_binder *b, enum td_weight_format format, uint32_t rows,
-                          uint32_t cols, struct td_weight *ret) {
+static void full_name(const struct td_binder *b, const char *name, const char *suffix,
+                      char ret[FULL_NAME]) {
+    snprintf(ret, FULL_NAME, "%s%s%s", b->prefix, name, suffix);
+}
+
+static td_status outlined(struct td_binder *b, const char *name, enum td_weight_format format,
+                          uint32_t rows, uint32_t cols, struct td_weight *ret) {
+    char full[FULL_NAME];
+    full_name(b, name, "", full);
     *ret = (struct td_weight){.format = format, .rows = rows, .cols = cols};
+    if (b->random) td_random_weight(b->seed, full, ret);
     b->bytes += td_weight_data_bytes(ret) + td_weight_scale_bytes(ret);
     if (format == TD_W_NVFP4) b->bytes += 2 * sizeof(float); /* the factor, the input scale */
     return TD_OK;
@@ -25,11 +35,6 @@ static enum td_weight_format outlined_linear(const struct td_binder *b, const ch
 }
 
 /* ---- in files ---- */
-
-static void full_name(const struct td_binder *b, const char *name, const char *suffix,
-                      char ret[FULL_NAME]) {
-    snprintf(ret, FULL_NAME, "%s%s%s", b->prefix, name, suffix);
-}
 
 static td_status wrong(const struct td_binder *b, const struct td_tensor *t, const char *expected,
                        const char *found) {
@@ -193,7 +198,7 @@ td_status td_bind_linear(struct td_binder *b, const char *name, uint32_t rows, u
                          struct td_weight *ret) {
     struct td_tensor *t;
     b->quantised |= !b->files && b->kind != TD_OUTLINE_BF16;
-    if (!b->files) return outlined(b, outlined_linear(b, name), rows, cols, ret);
+    if (!b->files) return outlined(b, name, outlined_linear(b, name), rows, cols, ret);
     TD_TRY(take(b, name, ".weight", &t));
     struct td_weight w = {.rows = rows, .cols = cols, .data = t->data};
     if (t->dtype == TD_DTYPE_BF16 || t->dtype == TD_DTYPE_F32)
@@ -233,7 +238,7 @@ td_status td_bind_stack(struct td_binder *b, const char *name, uint32_t n, uint3
 td_status td_bind_plain(struct td_binder *b, const char *name, uint32_t rows, uint32_t cols,
                         struct td_weight *ret) {
     struct td_tensor *t;
-    if (!b->files) return outlined(b, TD_W_BF16, rows, cols, ret);
+    if (!b->files) return outlined(b, name, TD_W_BF16, rows, cols, ret);
     TD_TRY(take(b, name, "", &t));
     if (t->dtype != TD_DTYPE_BF16 && t->dtype != TD_DTYPE_F32)
         return wrong(b, t, "BF16 or F32", t->dtype_name);
@@ -246,7 +251,7 @@ td_status td_bind_plain(struct td_binder *b, const char *name, uint32_t rows, ui
 td_status td_bind_f32(struct td_binder *b, const char *name, uint32_t rows, uint32_t cols,
                       struct td_weight *ret) {
     struct td_tensor *t;
-    if (!b->files) return outlined(b, TD_W_F32, rows, cols, ret);
+    if (!b->files) return outlined(b, name, TD_W_F32, rows, cols, ret);
     TD_TRY(take(b, name, "", &t));
     TD_TRY(check_dtype(b, t, TD_DTYPE_F32, "F32"));
     struct td_weight w = {.rows = rows, .cols = cols};
@@ -263,6 +268,12 @@ td_status td_bind_ids(struct td_binder *b, const char *name, uint32_t rows, uint
     if (!b->files) {
         b->bytes += (size_t)rows * cols * sizeof **ret;
         *ret = &none;
+        if (!b->random) return TD_OK;
+        char full[FULL_NAME];
+        full_name(b, name, "", full);
+        td_random_ids(b->seed, full, rows, cols, limit, b->ids);
+        *ret = b->ids;
+        b->ids += (size_t)rows * cols;
         return TD_OK;
     }
     TD_TRY(take(b, name, "", &t));

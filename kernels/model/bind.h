@@ -11,6 +11,9 @@ struct td_binder {
      * and no bytes (td_model_outline). */
     struct td_model_files *files;
     enum td_outline kind;
+    bool random; /* with bytes computed from the name and the seed (td_model_random) */
+    uint64_t seed;
+    int64_t *ids;    /* room for the next tensor of ids */
     char prefix[64]; /* "layers.3." in front of every name below */
     size_t bytes;    /* of all tensors taken */
     bool quantised;  /* some matrix was F8_E4M3, I8 or U8 */

@@ -254,14 +254,38 @@ td_status td_model_config_parse(const char *path, const char *text, size_t size,
     return st;
 }
 
+static td_status read_text(const char *dir, char *path, size_t cap, char **ret, size_t *ret_size,
+                           struct td_error *err) {
+    int n = snprintf(path, cap, "%s/config.json", dir);
+    if (n < 0 || (size_t)n >= cap)
+        return td_fail(err, TD_TOO_LONG, "%.200s...: the path is too long", dir);
+    return td_file_read(path, MAX_CONFIG_BYTES, ret, ret_size, err);
+}
+
 td_status td_model_config_load(const char *dir, struct td_model_config *ret, struct td_error *err) {
     char path[PATH_BYTES], *text = NULL;
     size_t size;
-    int n = snprintf(path, sizeof path, "%s/config.json", dir);
-    if (n < 0 || (size_t)n >= sizeof path)
-        return td_fail(err, TD_TOO_LONG, "%.200s...: the path is too long", dir);
-    TD_TRY(td_file_read(path, MAX_CONFIG_BYTES, &text, &size, err));
+    TD_TRY(read_text(dir, path, sizeof path, &text, &size, err));
     td_status st = td_model_config_parse(path, text, size, ret, err);
     free(text);
     return st;
+}
+
+td_status td_model_config_format(const char *dir, enum td_outline *ret, struct td_error *err) {
+    char path[PATH_BYTES], *text = NULL;
+    json_error_t je;
+    size_t size;
+    TD_TRY(read_text(dir, path, sizeof path, &text, &size, err));
+    json_t *root = json_loadb(text, size, 0, &je);
+    free(text);
+    if (!root) return td_fail(err, TD_FORMAT, "%.200s: %s", path, je.text);
+    json_t *q = json_object_get(root, "quantization_config");
+    const char *dtype = json_string_value(json_object_get(root, "dtype"));
+    char *said = json_is_object(q) ? json_dumps(q, 0) : NULL; /* null is none */
+    *ret = said && strstr(said, "NVFP4")                  ? TD_OUTLINE_NVFP4
+           : said || (dtype && strcmp(dtype, "fp8") == 0) ? TD_OUTLINE_FP4
+                                                          : TD_OUTLINE_BF16;
+    free(said);
+    json_decref(root);
+    return TD_OK;
 }

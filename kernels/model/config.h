@@ -47,6 +47,13 @@ struct td_model_config {
     bool quantised;
 };
 
+/* How a checkpoint stores its matrices. */
+enum td_outline {
+    TD_OUTLINE_BF16,  /* every matrix bf16 */
+    TD_OUTLINE_FP4,   /* the official release: linears FP8, routed experts FP4 */
+    TD_OUTLINE_NVFP4, /* the same with NVFP4 experts */
+};
+
 /* Reads DIR/config.json, with the keys of transformers or of the reference code ("dim",
  * "n_layers", ...; token ids and the longest position may be absent there). A missing or
  * contradictory value is TD_FORMAT with file, key, expected and found. Values that must equal the
@@ -56,5 +63,9 @@ TD_MUST_USE td_status td_model_config_load(const char *dir, struct td_model_conf
 /* The same from `size` bytes of text; `path` is for sentences. */
 TD_MUST_USE td_status td_model_config_parse(const char *path, const char *text, size_t size,
                                             struct td_model_config *ret, struct td_error *err);
+/* What DIR/config.json says of how weights are stored: nothing for bf16, and NVFP4 by that word in
+ * any revision. Checkpoints themselves are read by their tensors' dtypes. */
+TD_MUST_USE td_status td_model_config_format(const char *dir, enum td_outline *ret,
+                                             struct td_error *err);
 
 #endif

@@ -241,11 +241,12 @@ static void keep_whole(struct td_model *m, uint32_t ranks, struct td_binder *b) 
     c->vocab *= ranks; /* ids are of all, logits are gathered */
 }
 
-td_status td_model_outline(const struct td_model_config *config, enum td_outline kind,
-                           uint32_t ranks, struct td_model **ret, struct td_error *err) {
+/* `b` says which weights there are. */
+static td_status model_without_files(const struct td_model_config *config, uint32_t ranks,
+                                     struct td_binder *b, struct td_model **ret) {
+    struct td_error *err = b->err;
     struct td_model *m = calloc(1, sizeof *m);
     if (!m) return td_fail(err, TD_NO_MEMORY, "no memory for the outline of a model");
-    struct td_binder b = {.kind = kind, .err = err};
     struct td_model_config *c = &m->config;
     const struct {
         uint32_t *v;
@@ -261,16 +262,45 @@ td_status td_model_outline(const struct td_model_config *config, enum td_outline
         TD_TRY_GOTO(divides(*cut[i].v, ranks, cut[i].what, err), close_model);
         *cut[i].v /= ranks;
     }
-    TD_TRY_GOTO(bind_model(&b, m), close_model);
-    keep_whole(m, ranks, &b);
-    m->config.quantised = b.quantised;
-    m->bytes = b.bytes;
+    if (b->random) {
+        size_t n = (size_t)c->hash_layers * c->vocab * c->experts_per_token;
+        m->ids = b->ids = calloc(n + 1, sizeof *m->ids);
+        if (!m->ids) {
+            st = td_fail(err, TD_NO_MEMORY, "no memory for the experts of %u tokens", c->vocab);
+            goto close_model;
+        }
+    }
+    TD_TRY_GOTO(bind_model(b, m), close_model);
+    keep_whole(m, ranks, b);
+    m->config.quantised = b->quantised;
+    m->bytes = b->bytes;
     m->fingerprint = hash_config(c, TD_HASH_START);
     *ret = m;
     return TD_OK;
 close_model:
     td_model_close(m);
     return st;
+}
+
+td_status td_model_outline(const struct td_model_config *config, enum td_outline kind,
+                           uint32_t ranks, struct td_model **ret, struct td_error *err) {
+    struct td_binder b = {.kind = kind, .err = err};
+    return model_without_files(config, ranks, &b, ret);
+}
+
+td_status td_model_random(const struct td_model_config *config, enum td_outline kind, uint64_t seed,
+                          struct td_model **ret, struct td_error *err) {
+    enum { GROUP = 32 }; /* of FP4 and NVFP4 inputs */
+    struct td_binder b = {.kind = kind, .random = true, .seed = seed, .err = err};
+    if (kind != TD_OUTLINE_BF16 && (config->hidden % GROUP || config->expert_inner % GROUP))
+        return td_fail(err, TD_UNSUPPORTED,
+                       "random weights: 4-bit experts take inputs in groups of %d, and the model's "
+                       "have %u and %u: expected multiples, or random.format = bf16",
+                       GROUP, config->hidden, config->expert_inner);
+    TD_TRY(model_without_files(config, 1, &b, ret));
+    const uint64_t of[] = {(uint64_t)kind, seed};
+    (*ret)->fingerprint = td_hash_more((*ret)->fingerprint, of, sizeof of);
+    return TD_OK;
 }
 
 static td_status nvfp4_input(const struct td_weight *w, uint32_t layer, uint32_t expert,
@@ -310,5 +340,6 @@ void td_model_close(struct td_model *m) {
     free(m->layer);
     if (m->files) td_files_finish(m->files);
     free(m->files);
+    free(m->ids);
     free(m);
 }

@@ -65,6 +65,7 @@ struct td_model {
     uint64_t fingerprint;
     size_t bytes;                 /* sum of the tensors' bytes */
     struct td_model_files *files; /* mappings; private to the loader */
+    int64_t *ids;                 /* of a model without files: every tid2eid */
 };
 
 /* Called while the tensors' bytes are read, from the calling thread: `done` grows from 0 to
@@ -96,14 +97,13 @@ TD_MUST_USE td_status td_model_nvfp4_inputs(const struct td_model *m, struct td_
  * With `ranks` > 1 one rank's share: heads, output groups, index heads, experts and the rows of
  * embedding and head are divided (each must be divisible), all else is whole on every rank; the
  * configuration has the share's numbers, but the whole vocabulary. */
-enum td_outline {
-    TD_OUTLINE_BF16,  /* every matrix bf16 */
-    TD_OUTLINE_FP4,   /* the official release: linears FP8, routed experts FP4 */
-    TD_OUTLINE_NVFP4, /* the same with NVFP4 experts */
-};
 TD_MUST_USE td_status td_model_outline(const struct td_model_config *config, enum td_outline kind,
                                        uint32_t ranks, struct td_model **ret,
                                        struct td_error *err);
+/* The same with weights to compute with: every tensor is a function of its name and the seed
+ * (random.h). */
+TD_MUST_USE td_status td_model_random(const struct td_model_config *config, enum td_outline kind,
+                                      uint64_t seed, struct td_model **ret, struct td_error *err);
 /* NULL and half-built models are fine. */
 void td_model_close(struct td_model *m);
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/model/numbers.h"
+#include "kernels/model/random.h"
 
 enum { FP8_BLOCK = 128, FP4_GROUP = 32, NVFP4_GROUP = 16 };
 
@@ -43,8 +44,45 @@ static void row_nvfp4(const struct td_weight *w, uint32_t r, float *ret) {
         ret[c] = e2m1_at(p, c) * td_e4m3_to_f32(scale[c / NVFP4_GROUP]) * w->scale2;
 }
 
+/* Bytes of `values` values and of their scales. */
+static size_t data_bytes(enum td_weight_format f, size_t values) {
+    return f == TD_W_F32         ? 4 * values
+           : f == TD_W_BF16      ? 2 * values
+           : f == TD_W_FP8_BLOCK ? values
+                                 : values / 2;
+}
+
+/* In pieces of whole groups, as if each were a row that is stored. */
+static void row_random(const struct td_weight *w, uint32_t r, float *ret) {
+    enum { PIECE = FP8_BLOCK };
+    uint8_t data[PIECE * sizeof(float)], scale[PIECE / NVFP4_GROUP];
+    struct td_random of_data = td_random_of(w, false), of_scale = td_random_of(w, true);
+    size_t blocks = (w->cols + FP8_BLOCK - 1) / FP8_BLOCK, first = (size_t)r * w->cols;
+    for (uint32_t c = 0; c < w->cols; c += PIECE) {
+        uint32_t n = w->cols - c < PIECE ? w->cols - c : PIECE;
+        const struct td_weight piece = {.format = w->format,
+                                        .rows = 1,
+                                        .cols = n,
+                                        .data = data,
+                                        .scale = scale,
+                                        .scale2 = w->scale2};
+        td_random_bytes(&of_data, data_bytes(w->format, first + c), data_bytes(w->format, n), data);
+        if (w->format == TD_W_FP8_BLOCK)
+            td_random_bytes(&of_scale, r / FP8_BLOCK * blocks + c / FP8_BLOCK, 1, scale);
+        else if (w->format == TD_W_FP4)
+            td_random_bytes(&of_scale, (first + c) / FP4_GROUP, n / FP4_GROUP, scale);
+        else if (w->format == TD_W_NVFP4)
+            td_random_bytes(&of_scale, (first + c) / NVFP4_GROUP, n / NVFP4_GROUP, scale);
+        td_weight_row(&piece, 0, ret + c);
+    }
+}
+
 void td_weight_row(const struct td_weight *w, uint32_t r, float *ret) {
     assert(r < w->rows);
+    if (w->random) {
+        row_random(w, r, ret);
+        return;
+    }
     switch (w->format) {
     case TD_W_NONE:
         assert(!"a row of an absent weight");
@@ -68,21 +106,7 @@ void td_weight_row(const struct td_weight *w, uint32_t r, float *ret) {
 }
 
 size_t td_weight_data_bytes(const struct td_weight *w) {
-    size_t values = (size_t)w->rows * w->cols;
-    switch (w->format) {
-    case TD_W_NONE:
-        return 0;
-    case TD_W_F32:
-        return 4 * values;
-    case TD_W_BF16:
-        return 2 * values;
-    case TD_W_FP8_BLOCK:
-        return values;
-    case TD_W_FP4:
-    case TD_W_NVFP4:
-        break;
-    }
-    return values / 2;
+    return w->format == TD_W_NONE ? 0 : data_bytes(w->format, (size_t)w->rows * w->cols);
 }
 
 size_t td_weight_scale_bytes(const struct td_weight *w) {

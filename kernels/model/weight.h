@@ -19,12 +19,21 @@ enum td_weight_format {
     TD_W_NVFP4,     /* e2m1 pairs [rows, cols/2]; scale e4m3 [rows, cols/16]; times scale2 */
 };
 
+/* The range of weights that are computed: random.h. */
+enum td_random_kind {
+    TD_RANDOM_MATRIX, /* by the number of inputs */
+    TD_RANDOM_ONE,    /* 0.5 to 1.5 */
+    TD_RANDOM_ZERO,   /* -1/16 to 1/16: what decides over experts is their matrix */
+};
+
 struct td_weight {
     enum td_weight_format format;
     uint32_t rows, cols; /* [out, in]; a vector has rows == 1 */
-    const void *data;    /* element-aligned at most; little-endian */
-    const void *scale;   /* NULL when the format has none */
-    float scale2;        /* NVFP4: weight_scale_2 */
+    enum td_random_kind random_kind;
+    uint64_t random;   /* 0, or the key its bytes are computed from: then it has none */
+    const void *data;  /* element-aligned at most; little-endian */
+    const void *scale; /* NULL when the format has none */
+    float scale2;      /* NVFP4: weight_scale_2 */
     float input_scale; /* NVFP4: calibrated activation scale, for rounded activations alone; 0: the
                           checkpoint has none */
 };

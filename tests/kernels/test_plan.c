@@ -1,5 +1,7 @@
 /* The plan is what is taken, to the byte; an outline without weights is the checkpoint, to the
  * byte; what does not fit is refused with the number to change, and that number then fits. */
+#include <stdio.h>
+
 #include "kernels/device.h"
 #include "kernels/worker_engine.h"
 #include "kernels/worker_plan.h"
@@ -202,12 +204,12 @@ static void refusals_say_what_fits(void **state) {
     assert_int_equal(plan(96, 1, 4096, 1, &p), TD_NO_MEMORY);
     assert_non_null(strstr(err.text, "more GPUs"));
     /* The context: the number said fits, one page more does not. */
-    assert_int_equal(plan(96, 2, 1048576, 64, &p), TD_NO_MEMORY);
+    assert_int_equal(plan(96, 2, 1048576, 100, &p), TD_NO_MEMORY);
     uint32_t context = number_after("set max_context to at most ");
     uint32_t slots = number_after("or max_running to at most ");
-    ok(plan(96, 2, context, 64, &p));
-    assert_int_equal(plan(96, 2, context + 256, 64, &p), TD_NO_MEMORY);
-    assert_in_range(slots, 1, 63);
+    ok(plan(96, 2, context, 100, &p));
+    assert_int_equal(plan(96, 2, context + 256, 100, &p), TD_NO_MEMORY);
+    assert_in_range(slots, 1, 99);
     ok(plan(96, 2, 1048576, slots, &p));
     assert_int_equal(plan(96, 2, 1048576, slots + 1, &p), TD_NO_MEMORY);
     /* The slots. */
@@ -218,11 +220,69 @@ static void refusals_say_what_fits(void **state) {
     assert_int_equal(plan(96, 4, 8192, slots + 1, &p), TD_NO_MEMORY);
 }
 
+/* ---- at a worker's start ---- */
+
+static uint64_t card_bytes, card_free;
+
+static td_status card_memory(uint32_t index, uint64_t *ret_bytes, uint64_t *ret_free,
+                             struct td_error *e) {
+    (void)e;
+    assert_int_equal(index, 0);
+    *ret_bytes = card_bytes;
+    *ret_free = card_free;
+    return TD_OK;
+}
+
+/* The bundled model on a card of `gb`, of which `free_gb` are free. */
+static td_status start(double gb, double free_gb, const char *setting,
+                       struct td_engine_options *o) {
+    static struct td_backend card;
+    struct td_config c;
+    card = *td_worker_plan_cuda();
+    card.memory = card_memory;
+    card_bytes = (uint64_t)(gb * 1e9);
+    card_free = (uint64_t)(free_gb * 1e9);
+    td_config_defaults(&c);
+    ok(td_config_set(&c, setting, &err));
+    ok(td_engine_options_from(&c, &td_test_model()->config, o, &err));
+    o->backend = &card;
+    return td_worker_plan_card(td_test_model(), &c, o, &err);
+}
+
+static void a_worker_fills_its_card(void **state) {
+    (void)state;
+    struct td_engine_options o, half;
+    struct td_engine_memory m;
+    struct td_kv_layout l;
+    ok(start(8, 7.3, "mem_fraction=90", &o));
+    ok(td_engine_plan(td_test_model(), &o, &l, &m, &err));
+    size_t own = m.weights + m.pool + m.slots + m.index_workspace + m.scratch;
+    assert_true(own < 7200000000 && own > 6000000000); /* context and graphs are beside it */
+    ok(start(8, 7.3, "mem_fraction=45", &half));
+    assert_true(half.pages < o.pages * 45 / 90);
+    ok(start(8, 7.3, "pool_pages=300", &o));
+    assert_int_equal(o.pages, 300);
+    /* Too much for the card, and for what others left of it: the number said then fits. */
+    assert_int_equal(start(8, 7.3, "pool_pages=16000000", &o), TD_NO_MEMORY);
+    char set[64];
+    snprintf(set, sizeof set, "pool_pages=%u", number_after("set pool_pages to at most "));
+    ok(start(8, 7.3, set, &o));
+    assert_int_equal(start(8, 4, set, &o), TD_NO_MEMORY);
+    assert_non_null(strstr(err.text, "lower pool_pages"));
+    assert_int_equal(start(8, 4, "mem_fraction=90", &o), TD_NO_MEMORY);
+    uint32_t fraction = number_after("set mem_fraction to at most ");
+    snprintf(set, sizeof set, "mem_fraction=%u", fraction);
+    ok(start(8, 4, set, &o));
+    snprintf(set, sizeof set, "mem_fraction=%u", fraction + 1);
+    assert_int_equal(start(8, 4, set, &o), TD_NO_MEMORY);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(outline_is_the_release), cmocka_unit_test(shares_add_up),
-        cmocka_unit_test(plan_is_what_is_taken),  cmocka_unit_test(worker_is_as_planned),
-        cmocka_unit_test(pool_gets_what_is_left), cmocka_unit_test(refusals_say_what_fits),
+        cmocka_unit_test(outline_is_the_release),  cmocka_unit_test(shares_add_up),
+        cmocka_unit_test(plan_is_what_is_taken),   cmocka_unit_test(worker_is_as_planned),
+        cmocka_unit_test(pool_gets_what_is_left),  cmocka_unit_test(refusals_say_what_fits),
+        cmocka_unit_test(a_worker_fills_its_card),
     };
     return cmocka_run_group_tests(tests, td_test_seed, NULL);
 }

@@ -1,7 +1,9 @@
-/* Fibers, barriers and the loop over blocks. */
+/* Fibers, barriers and the loop over blocks; device memory and captured streams. */
 #include "tests/kernels/cuda/emulator.h"
 
+#include <map>
 #include <stdio.h>
+#include <vector>
 
 uint3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -139,4 +141,92 @@ void __syncthreads(void) {
 
 void __syncwarp(unsigned) {
     wait(&warp_barrier[current / 32], 32);
+}
+
+/* ---- device memory ---- */
+
+static const size_t card = (size_t)8 << 30;
+static std::map<void *, size_t> pieces;
+static size_t taken;
+
+cudaError_t cudaMemGetInfo(size_t *left, size_t *all) {
+    *all = card;
+    *left = card - taken;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **p, size_t n) {
+    n = (n + 255) & ~(size_t)255;
+    *p = n <= card - taken ? aligned_alloc(256, n) : NULL;
+    if (!*p) return cudaErrorMemoryAllocation;
+    pieces[*p] = n;
+    taken += n;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *p) {
+    taken -= pieces[p];
+    pieces.erase(p);
+    free(p);
+    return cudaSuccess;
+}
+
+/* ---- captured streams ---- */
+
+struct td_emulated_graph {
+    std::vector<std::function<void()>> launches;
+};
+static td_emulated_graph *capturing;
+
+bool td_emulate_capturing(void) {
+    return capturing != NULL;
+}
+
+void td_emulate_launch(std::function<void()> launch) {
+    if (capturing)
+        capturing->launches.push_back(launch);
+    else
+        launch();
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+    if (capturing) return cudaErrorStreamCaptureUnsupported;
+    capturing = new td_emulated_graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *graph) {
+    *graph = capturing;
+    capturing = NULL;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *, size_t *n) {
+    *n = graph->launches.size();
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
+    *exec = new td_emulated_graph(*graph);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
+    for (auto &launch : exec->launches)
+        launch();
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    delete exec;
+    return cudaSuccess;
 }

@@ -63,9 +63,17 @@ void __syncthreads(void);
 void __syncwarp(unsigned mask = 0xffffffffu);
 
 #define TD_SHARED(type, name) type *name = (type *)td_emulate_shared()
+/* Runs a launch, or keeps it while a stream is captured. */
+void td_emulate_launch(std::function<void()> launch);
+/* A launch with its arguments as they are now. */
+template <class... P, class... A>
+static inline void td_emulate_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                                     A... a) {
+    td_emulate_launch([=] { td_emulate(grid, block, shared, [=] { kernel(a...); }); });
+}
 #define TD_LAUNCH(d, op, kernel, grid, block, shared, ...)                                         \
     do {                                                                                           \
-        td_emulate(dim3(grid), dim3(block), shared, [=] { kernel(__VA_ARGS__); });                 \
+        td_emulate_kernel(kernel, grid, block, shared, __VA_ARGS__);                               \
         td_cuda_check(d, op);                                                                      \
     } while (0)
 
@@ -118,7 +126,7 @@ template <class T> static inline T __ldg(const T *p) {
 /* ---- runtime ---- */
 
 typedef int cudaError_t;
-enum { cudaSuccess, cudaErrorMemoryAllocation = 2 };
+enum { cudaSuccess, cudaErrorMemoryAllocation = 2, cudaErrorStreamCaptureUnsupported = 900 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 enum { cudaStreamNonBlocking, cudaHostAllocDefault, cudaFuncAttributeMaxDynamicSharedMemorySize };
 typedef void *cudaStream_t;
@@ -152,42 +160,55 @@ static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
 static inline cudaError_t cudaStreamDestroy(cudaStream_t) {
     return cudaSuccess;
 }
+bool td_emulate_capturing(void);
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
-    return cudaSuccess;
+    return td_emulate_capturing() ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 static inline cudaError_t cudaFuncSetAttribute(const void *, int, int) {
     return cudaSuccess;
 }
-static inline cudaError_t cudaMemGetInfo(size_t *left, size_t *all) {
-    *left = *all = 0;
-    return cudaSuccess;
-}
-static inline cudaError_t cudaMalloc(void **p, size_t n) {
+/* Of a card of 8 GB. */
+cudaError_t cudaMemGetInfo(size_t *left, size_t *all);
+cudaError_t cudaMalloc(void **p, size_t n);
+cudaError_t cudaFree(void *p);
+static inline cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) {
     *p = aligned_alloc(256, (n + 255) & ~(size_t)255);
     return *p ? cudaSuccess : cudaErrorMemoryAllocation;
 }
-static inline cudaError_t cudaFree(void *p) {
+static inline cudaError_t cudaFreeHost(void *p) {
     free(p);
     return cudaSuccess;
 }
-static inline cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) {
-    return cudaMalloc(p, n);
-}
-static inline cudaError_t cudaFreeHost(void *p) {
-    return cudaFree(p);
-}
+
+/* A graph is the list of launches of a captured stream; only launches can be captured. */
+typedef struct td_emulated_graph *cudaGraph_t;
+typedef struct td_emulated_graph *cudaGraphExec_t;
+typedef struct td_emulated_node *cudaGraphNode_t;
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode);
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *graph);
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long);
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+
 static inline cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t) {
+    if (td_emulate_capturing()) return cudaErrorStreamCaptureUnsupported;
     memset(p, v, n);
     return cudaSuccess;
 }
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind,
                                           cudaStream_t) {
+    if (td_emulate_capturing()) return cudaErrorStreamCaptureUnsupported;
     memcpy(to, from, n);
     return cudaSuccess;
 }
 static inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from,
                                             size_t from_pitch, size_t width, size_t rows,
                                             cudaMemcpyKind, cudaStream_t) {
+    if (td_emulate_capturing()) return cudaErrorStreamCaptureUnsupported;
     for (size_t i = 0; i < rows; i++)
         memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
     return cudaSuccess;

@@ -1,0 +1,49 @@
+/* What the two halves of the engine share: its start (engine_start.c) and its steps (engine.c). */
+#ifndef TD_KERNELS_ENGINE_PARTS_H
+#define TD_KERNELS_ENGINE_PARTS_H
+
+#include "kernels/decode_graphs.h"
+#include "kernels/engine.h"
+#include "kernels/forward.h"
+#include "kernels/kv_staging.h"
+
+/* What a step is told, in one order twice: as the host fills it, and where the device reads it. On
+ * the CPU both are the same memory. */
+struct step_arrays {
+    struct td_op_row *rows; /* [max_tokens] */
+    struct td_op_run *runs; /* [max_runs] */
+    int32_t *ids;           /* [max_tokens] */
+    uint32_t *want;         /* [max_runs] */
+    uint32_t *pages;        /* [max_runs * pages of a context], run after run */
+};
+
+struct td_engine {
+    const struct td_model *model;
+    struct td_engine_options o;
+    struct td_kv_layout layout;
+    struct td_packed_model *packed;
+    struct td_threads *threads;
+    uint8_t *pool, *slots, *own_pool, *own_slots;
+    void *scratch, *host; /* the device's; the host's */
+    size_t scratch_bytes, host_bytes, index_bytes;
+    struct td_ops ops;
+    struct td_forward f;       /* with the device */
+    struct step_arrays in, at; /* the host's, the device's */
+    struct td_kv_staging staging;
+    float *logits;       /* [max_runs, vocab] of the host */
+    int32_t *captured;   /* [csa_layers, max_runs, topk] of the host */
+    uint32_t *tap_pages; /* [pages of a context] identity, for td_engine_layer */
+    uint8_t *slot_used;  /* [slots] of the step being checked */
+    struct td_decode_graphs graphs;
+    void *idle_slot;         /* of a recorded step's rows without a sequence */
+    struct td_error watched; /* the fault that a watched layer met */
+    char numerics[512];
+    uint64_t numerics_id;
+};
+
+/* After memory is taken: records decode steps where the device can. */
+TD_MUST_USE td_status td_engine_record(struct td_engine *e, struct td_error *err);
+/* From now on the options' layer_done is called. */
+void td_engine_watch(struct td_engine *e);
+
+#endif
