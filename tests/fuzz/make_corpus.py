@@ -372,6 +372,25 @@ def request():
     message("bad-messages-image", talk | {"messages": [{"role": "user", "content": [{"type": "image"}]}]})
     message("bad-messages-choice", talk | {"tool_choice": {"type": "tool", "name": "f"}})
     message("bad-messages-role", talk | {"messages": [{"role": "tool", "content": "x"}]})
+    completion("ok-prompts", prompt=["Once", "Twice"], n=2)
+    completion("bad-prompts", prompt=["Once", [1, "x"]])
+    talk = {"model": "m", "instructions": "Be brief.", "max_output_tokens": 9, "metadata": {"a": "b"}, "tool_choice": "auto",
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}],
+            "reasoning": {"effort": "max", "summary": "auto"}, "text": {"format": {"type": "text"}}, "top_logprobs": 2,
+            "include": ["message.output_text.logprobs"], "input": [
+                {"role": "developer", "content": "Yes."}, {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+                {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "message", "role": "assistant", "content": "Look:"},
+                {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "22"}, {"type": "input_image"}]}]}
+    def response(name, value):
+        put("request", name, b"\3" + dump(value).encode())
+    response("ok-response", talk)
+    response("ok-response-text", {"model": "m", "input": "x", "store": False})
+    response("bad-response-input", talk | {"input": [{"type": "item_reference", "id": "x"}]})
+    response("bad-response-previous", talk | {"previous_response_id": "resp_0"})
+    response("bad-response-choice", talk | {"tool_choice": {"type": "web_search"}})
+    response("bad-response-last", talk | {"input": talk["input"][:4]})
 
 
 for old in CORPUS.glob("*/*"):
