@@ -100,7 +100,8 @@ static double sum(const float *x, uint32_t n) {
 }
 
 /* NaN and +inf have no place in a distribution; -inf has (probability 0). */
-static td_status check_logits(const float *logits, uint32_t n, struct td_error *err) {
+static td_status check_logits(const float *logits, uint32_t n, td_status why,
+                              struct td_error *err) {
     uint32_t bad = 0;
     for (uint32_t i = 0; i < n; i++)
         bad |= !(logits[i] < INFINITY);
@@ -108,8 +109,8 @@ static td_status check_logits(const float *logits, uint32_t n, struct td_error *
     uint32_t i = 0;
     while (logits[i] < INFINITY)
         i++;
-    return td_fail(err, TD_INTERNAL, "logits: expected numbers, found %g at token %u",
-                   (double)logits[i], i);
+    return td_fail(err, why, "logits: expected numbers, found %g at token %u", (double)logits[i],
+                   i);
 }
 
 /* Ties go to the lowest id. */
@@ -218,13 +219,18 @@ td_status td_sample(const float *logits, const float *shaped, uint32_t vocab,
                     struct td_sampled *ret, struct td_error *err) {
     assert(vocab > 0 && td_sample_params_check(p, NULL) == TD_OK);
     struct work w = {work, (uint32_t *)work + vocab};
-    TD_TRY(check_logits(logits, vocab, err));
-    if (shaped) TD_TRY(check_logits(shaped, vocab, err));
-    const float *from = shaped ? shaped : logits;
-    uint32_t best = argmax(from, vocab), token = best;
-    if (isinf(from[best]))
+    TD_TRY(check_logits(logits, vocab, TD_INTERNAL, err));
+    uint32_t likely = argmax(logits, vocab);
+    if (isinf(logits[likely]))
         return td_fail(err, TD_INTERNAL,
                        "logits: expected a finite one, found -inf for every token");
+    if (shaped) TD_TRY(check_logits(shaped, vocab, TD_INVALID, err));
+    const float *from = shaped ? shaped : logits;
+    uint32_t best = shaped ? argmax(shaped, vocab) : likely, token = best;
+    if (isinf(from[best]))
+        return td_fail(err, TD_INVALID,
+                       "logits: expected a finite one among the tokens that may "
+                       "come, found none");
     if (p->temperature > 0.0f) {
         double u = uniform(p->seed, position);
         fill_weights(from, vocab, from[best], p->temperature, w.weight);
@@ -232,9 +238,7 @@ td_status td_sample(const float *logits, const float *shaped, uint32_t vocab,
         token = filtered ? draw_filtered(from, vocab, p, u, w) : draw_any(vocab, u, w.weight, best);
     }
     struct td_sampled s = {.token = (int32_t)token};
-    if (p->logprobs)
-        fill_logprobs(logits, vocab, logits[shaped ? argmax(logits, vocab) : best], p, w.weight,
-                      &s);
+    if (p->logprobs) fill_logprobs(logits, vocab, logits[likely], p, w.weight, &s);
     *ret = s;
     return TD_OK;
 }

@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "common/text/tokenizer.h"
 #include "kernels/worker_plan.h"
 
 static void name_model(struct td_worker_engine *w, const struct td_config *c) {
@@ -38,6 +40,24 @@ static void show_effective(const struct td_worker_engine *w, struct td_config *c
     snprintf(c->model_name, sizeof c->model_name, "%s", w->model_name);
 }
 
+/* Folders without a tokenizer are fine: then no grammar can be enforced. */
+static td_status open_samplers(struct td_worker_engine *w, const struct td_config *c,
+                               struct td_error *err) {
+    struct td_tokenizer *t = NULL;
+    char path[TD_CONFIG_STRING_MAX + 32];
+    snprintf(path, sizeof path, "%s/tokenizer.json", c->model_dir);
+    if (access(path, F_OK) == 0) TD_TRY(td_tokenizer_load(c->model_dir, &t, err));
+    const struct td_samplers_params p = {.slots = w->options.slots,
+                                         .vocab = w->model->config.vocab,
+                                         .eos = w->model->config.eos_id,
+                                         .tokenizer = t,
+                                         .mask_bytes = c->grammar_mask_bytes};
+    td_status st = td_samplers_init(&w->samplers, &p, err);
+    td_tokenizer_destroy(t);
+    w->mask_bytes = p.mask_bytes;
+    return st;
+}
+
 td_status td_worker_engine_open(struct td_worker_engine *w, struct td_config *c,
                                 const struct td_load_watch *watch, struct td_error *err) {
     memset(w, 0, sizeof *w);
@@ -48,9 +68,7 @@ td_status td_worker_engine_open(struct td_worker_engine *w, struct td_config *c,
     TD_TRY_GOTO(td_engine_create(w->model, &w->options, &w->engine, err), close);
     w->layout = td_engine_layout(w->engine);
     w->numerics = td_engine_numerics(w->engine, &w->numerics_id);
-    TD_TRY_GOTO(td_samplers_init(&w->samplers, w->options.slots, w->model->config.vocab,
-                                 w->model->config.eos_id, err),
-                close);
+    TD_TRY_GOTO(open_samplers(w, c, err), close);
     uint32_t samples = w->options.slots > TD_CHOICES_MAX ? w->options.slots : TD_CHOICES_MAX;
     TD_TRY_GOTO(td_selections_init(&w->selections, w->layout, w->options.index_topk,
                                    w->options.max_runs, samples, err),
@@ -80,7 +98,10 @@ td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run 
     struct td_capture *capture = NULL;
     for (uint32_t i = 0; ret_selections && !capture && i < n_samples; i++)
         if (samples[i].sampling->selections) capture = td_selections_begin(&w->selections);
-    TD_TRY(td_engine_step(w->engine, runs, n_runs, &logits, capture, err));
+    td_samplers_follow(&w->samplers, samples, n_samples);
+    td_status st = td_engine_step(w->engine, runs, n_runs, &logits, capture, err);
+    td_samplers_wait(&w->samplers);
+    TD_TRY(st);
     for (uint32_t i = 0; capture && i < n_samples; i++)
         if (samples[i].sampling->selections) td_selections_add(&w->selections, i, samples[i].row);
     if (ret_selections) *ret_selections = capture ? td_selections_of(&w->selections) : NULL;
@@ -97,6 +118,8 @@ void td_worker_engine_memory_text(const struct td_worker_engine *w, size_t slabs
         .options = w->options,
         .layout = *w->layout,
         .sampling = td_samplers_bytes(w->options.slots, w->model->config.vocab),
+        .grammars =
+            td_samplers_grammar_bytes(w->options.slots, w->model->config.vocab, w->mask_bytes),
         .selections = w->selections.bytes,
         .slabs = slabs,
     };

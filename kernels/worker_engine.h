@@ -15,6 +15,7 @@ struct td_worker_engine {
     uint64_t numerics_id;
     char model_name[TD_CONFIG_STRING_MAX];
     struct td_samplers samplers;
+    size_t mask_bytes;
     struct td_selections selections;
 };
 

@@ -67,6 +67,7 @@ bool td_worker_plan_row(const struct td_worker_plan *p, uint32_t i, struct td_pl
         {"context", p->context, false},
         {"step arrays", p->engine.host, true},
         {"sampling", p->sampling, true},
+        {"grammars (at most)", p->grammars, true},
         {"selections", p->selections, true},
         {"slabs", p->slabs, true},
     };
@@ -222,7 +223,7 @@ static td_status refuse(const struct asked *a, const struct td_worker_plan *p, u
 
 td_status td_worker_plan(const struct td_model *model, const struct td_engine_options *o,
                          const struct td_plan_device *device, uint64_t slab_bytes, uint32_t slabs,
-                         struct td_worker_plan *ret, struct td_error *err) {
+                         uint64_t mask_bytes, struct td_worker_plan *ret, struct td_error *err) {
     struct td_worker_plan p = {.options = *o, .device = *device};
     const struct asked a = {model, o};
     uint32_t pages = o->pages;
@@ -242,6 +243,8 @@ td_status td_worker_plan(const struct td_model *model, const struct td_engine_op
     }
     p.slab_bytes = td_worker_slab_bytes(&p.layout, slab_bytes);
     p.slabs = p.slab_bytes * slabs;
+    p.grammars =
+        td_samplers_grammar_bytes(p.options.slots, model->config.vocab, (size_t)mask_bytes);
     *ret = p;
     return TD_OK;
 }
@@ -269,7 +272,7 @@ td_status td_worker_plan_card(const struct td_model *model, const struct td_conf
     TD_TRY(o->backend->memory(o->device, &device.bytes, &left, err));
     struct td_engine_options asked = *o;
     asked.pages = (uint32_t)c->pool_pages;
-    TD_TRY(td_worker_plan(model, &asked, &device, c->slab_bytes, 0, &p, err));
+    TD_TRY(td_worker_plan(model, &asked, &device, c->slab_bytes, 0, c->grammar_mask_bytes, &p, err));
     TD_TRY(fits_beside_others(&p, c, left, err));
     *o = p.options;
     return TD_OK;

@@ -20,7 +20,7 @@ struct td_worker_plan {
     struct td_engine_options options; /* pages as planned */
     struct td_kv_layout layout;
     struct td_engine_memory engine;
-    size_t sampling, selections;       /* of the host */
+    size_t sampling, grammars, selections; /* of the host; grammars: at most */
     size_t slab_bytes, slabs;          /* one; all of the role, of the host */
     size_t context, graphs, libraries; /* of a device beside the engine: see worker_plan.c */
     struct td_plan_device device;
@@ -38,14 +38,14 @@ size_t td_worker_plan_bytes(const struct td_worker_plan *p, bool host);
 /* All lines as "what   bytes", then the total, into `buf` [cap]. */
 void td_worker_plan_text(const struct td_worker_plan *p, char *buf, size_t cap);
 
-/* Plans a worker that takes `slabs` slabs of at least `slab_bytes`. With a device and options.pages
+/* Plans a worker that takes `slabs` slabs of at least `slab_bytes` and keeps `mask_bytes` of masks. With a device and options.pages
  * == 0 the pool gets what is left. What does not fit, or holds not even one sequence of
  * max_context, is TD_NO_MEMORY with a sentence that says which setting to change and to what. */
 TD_MUST_USE td_status td_worker_plan(const struct td_model *model,
                                      const struct td_engine_options *o,
                                      const struct td_plan_device *device, uint64_t slab_bytes,
-                                     uint32_t slabs, struct td_worker_plan *ret,
-                                     struct td_error *err);
+                                     uint32_t slabs, uint64_t mask_bytes,
+                                     struct td_worker_plan *ret, struct td_error *err);
 
 /* At a worker's start: plans for the card that the options name, with mem_fraction of it, and gives
  * the pool what is left unless pool_pages says how many. What does not fit the plan, or fits it but

@@ -28,6 +28,7 @@ td_status td_answer_init(struct td_answer *a, const struct td_api_params *p,
         .one_call = p->one_call,
         .stops = p->stops,
         .n_stops = p->n_stops,
+        .enforced = p->enforced,
         .min_ids = p->min_new,
     };
     a->form = p->kind == TD_API_MESSAGES    ? &td_answer_messages

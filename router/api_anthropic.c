@@ -294,7 +294,7 @@ static td_status read_tool(const json_t *v, size_t i, json_t *out, struct td_api
                                             {"description", TD_PARAM_READ, NULL},
                                             {"input_schema", TD_PARAM_READ, NULL},
                                             {"cache_control", TD_PARAM_HARMLESS, NULL},
-                                            {"strict", TD_PARAM_FALSE, NULL},
+                                            {"strict", TD_PARAM_READ, NULL},
                                             {0}};
     char path[PATH_BYTES];
     const json_t *schema = NULL;
@@ -310,6 +310,7 @@ static td_status read_tool(const json_t *v, size_t i, json_t *out, struct td_api
     TD_TRY(append(out, tool, e));
     TD_TRY(copy(&f, "name", function, "name"));
     TD_TRY(copy(&f, "description", function, "description"));
+    TD_TRY(copy(&f, "strict", function, "strict"));
     return copy(&f, "input_schema", function, "parameters");
 }
 
@@ -338,14 +339,37 @@ static td_status read_choice(const struct td_fields *f, json_t *chat) {
     struct td_fields c = {v, "tool_choice.", f->e};
     TD_TRY(td_fields_known(&c, known, NULL));
     TD_TRY(need_text(&c, "type", &type, &n));
-    if (strcmp(type, "auto") != 0 && strcmp(type, "none") != 0)
-        return td_api_refuse(f->e, 400, "unsupported_value", "tool_choice",
-                             "tool_choice: calls are not enforced here; expected auto or none, "
-                             "found %.40s",
-                             type);
+    bool any = strcmp(type, "any") == 0, tool = strcmp(type, "tool") == 0;
+    if (!any && !tool && strcmp(type, "auto") != 0 && strcmp(type, "none") != 0)
+        return td_field_wrong(&c, "type", "auto, none, any or tool");
     TD_TRY(td_field_bool(&c, "disable_parallel_tool_use", &single));
     TD_TRY(put(chat, "parallel_tool_calls", json_boolean(!single), f->e));
-    return put(chat, "tool_choice", json_string(type), f->e);
+    if (!tool) return put(chat, "tool_choice", json_string(any ? "required" : type), f->e);
+    const char *name;
+    TD_TRY(need_text(&c, "name", &name, &n));
+    return put(
+        chat, "tool_choice",
+        json_pack("{s:s, s:{s:o}}", "type", "function", "function", "name", json_stringn(name, n)),
+        f->e);
+}
+
+/* ---- format ---- */
+
+static td_status read_format(const struct td_fields *output, json_t *chat) {
+    static const struct td_param known[] = {
+        {"type", TD_PARAM_WORD, "json_schema"}, {"schema", TD_PARAM_READ, NULL}, {0}};
+    const json_t *v = NULL, *schema = NULL;
+    TD_TRY(td_field_object(output, "format", &v));
+    if (!v) return TD_OK;
+    struct td_fields f = {v, "output_config.format.", output->e};
+    TD_TRY(td_fields_known(&f, known, NULL));
+    TD_TRY(td_field_object(&f, "schema", &schema));
+    if (!schema || !td_field(&f, "type"))
+        return td_field_wrong(output, "format", "a type json_schema with its schema");
+    return put(chat, "response_format",
+               json_pack("{s:s, s:{s:o}}", "type", "json_schema", "json_schema", "schema",
+                         json_deep_copy(schema)),
+               f.e);
 }
 
 /* ---- thinking ---- */
@@ -357,7 +381,7 @@ static td_status read_thinking(const struct td_fields *f, json_t *chat) {
                                             {"display", TD_PARAM_WORD, "summarized"},
                                             {0}};
     static const struct td_param config[] = {
-        {"effort", TD_PARAM_READ, NULL}, {"format", TD_PARAM_REFUSED, NULL}, {0}};
+        {"effort", TD_PARAM_READ, NULL}, {"format", TD_PARAM_READ, NULL}, {0}};
     const json_t *v = NULL, *output = NULL;
     const char *type = "disabled";
     size_t n = 0;
@@ -375,6 +399,7 @@ static td_status read_thinking(const struct td_fields *f, json_t *chat) {
     if (!output) return TD_OK;
     struct td_fields o = {output, "output_config.", f->e};
     TD_TRY(td_fields_known(&o, config, NULL));
+    TD_TRY(read_format(&o, chat));
     return on ? copy(&o, "effort", chat, "reasoning_effort") : TD_OK;
 }
 

@@ -62,7 +62,8 @@ static td_status read_prompt(const struct td_ids *prompt, int32_t vocab, struct 
 }
 
 td_status td_api_guide_make(const json_t *root, struct td_api_params *p,
-                            const struct td_ids *prompt, int32_t vocab, struct td_api_guide *ret,
+                            const struct td_ids *prompt, int32_t vocab,
+                            const struct td_bytes *grammar, struct td_api_guide *ret,
                             struct td_api_error *e) {
     struct td_fields f = {root, "", e};
     const json_t *bias = NULL;
@@ -76,6 +77,11 @@ td_status td_api_guide_make(const json_t *root, struct td_api_params *p,
                              n);
     bool counts_prompt = repetition != 0 && repetition != 1;
     size_t most = counts_prompt ? prompt->n < (size_t)vocab ? prompt->n : (size_t)vocab : 0;
+    if (grammar->n) {
+        ret->guide.grammar_n = (uint32_t)grammar->n;
+        ret->guide.grammar = (const uint8_t *)grammar->p;
+        p->sampling.guide = &ret->guide;
+    }
     if (n + most == 0) return TD_OK;
     int32_t *ids = ret->memory = malloc(n * sizeof(float) + (n + most) * sizeof *ids);
     if (!ids) return no_memory(e);

@@ -283,14 +283,26 @@ static td_status check_calls(const struct td_api_chat *c, struct td_api_error *e
     return st;
 }
 
-/* Tools stand behind the leading system message; without one, behind an empty one. */
-static td_status add_tools(const struct td_fields *f, struct td_api_chat *c) {
-    if (c->m[0].role != TD_CHAT_SYSTEM) {
-        memmove(c->m + 1, c->m, c->n * sizeof *c->m);
-        c->m[0] = (struct td_chat_message){.role = TD_CHAT_SYSTEM};
-        c->n++;
+/* Tools and format stand behind the leading system message; without one, behind an empty one. */
+static void need_system(struct td_api_chat *c) {
+    if (c->m[0].role == TD_CHAT_SYSTEM) return;
+    memmove(c->m + 1, c->m, c->n * sizeof *c->m);
+    c->m[0] = (struct td_chat_message){.role = TD_CHAT_SYSTEM};
+    c->n++;
+}
+
+static td_status add_blocks(const struct td_fields *f, const struct td_api_params *p,
+                            struct td_api_chat *c) {
+    const json_t *format = td_field(f, "response_format");
+    const char *type = json_string_value(json_object_get(format, "type"));
+    bool told = type && strcmp(type, "text") != 0;
+    if (p->calls || told) need_system(c);
+    if (told) {
+        char *text = td_api_chat_own(c, json_dumps(format, JSON_COMPACT), f->e);
+        if (!text) return TD_INVALID;
+        c->m[0].response_format = (struct td_chat_text){text, strlen(text)};
     }
-    return td_api_tools_read(f, c, &c->m[0].tools, &c->m[0].n_tools);
+    return p->calls ? td_api_tools_read(f, c, &c->m[0].tools, &c->m[0].n_tools) : TD_OK;
 }
 
 td_status td_api_chat_read(const json_t *root, const struct td_api_params *p,
@@ -315,5 +327,5 @@ td_status td_api_chat_read(const json_t *root, const struct td_api_params *p,
     }
     TD_TRY(check_last(ret->m[n - 1].role, e));
     TD_TRY(check_calls(ret, e));
-    return p->calls ? add_tools(&f, ret) : TD_OK;
+    return add_blocks(&f, p, ret);
 }

@@ -23,8 +23,8 @@ TD_MUST_USE td_status td_api_chat_read(const json_t *root, const struct td_api_p
                                        struct td_api_chat *ret, struct td_api_error *e);
 void td_api_chat_free(struct td_api_chat *c);
 
-/* `tools`, `tool_choice` and `parallel_tool_calls`: whether calls may come. 400 for what is
- * malformed or needs enforcement. */
+/* `tools`, `tool_choice` and `parallel_tool_calls`: whether calls may or must come. 400 for what is
+ * malformed. */
 TD_MUST_USE td_status td_api_tools_check(const struct td_fields *f, struct td_api_params *p);
 
 /* Memory that lives as long as `c`; NULL: refused with 503. */

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "router/api_grammar.h"
 #include "router/api_messages.h"
 
 /* The lists hold the whole API of this day; a name outside is a client's mistake. */
@@ -32,6 +33,16 @@ static const struct td_param common_params[] = {
     {"repetition_penalty", TD_PARAM_READ, NULL},
     {"logit_bias", TD_PARAM_READ, NULL},
     {"min_tokens", TD_PARAM_READ, NULL},
+    {"response_format", TD_PARAM_READ, NULL},
+    {"structured_outputs", TD_PARAM_READ, NULL},
+    {"guided_json", TD_PARAM_READ, NULL},
+    {"guided_regex", TD_PARAM_READ, NULL},
+    {"guided_choice", TD_PARAM_READ, NULL},
+    {"regex", TD_PARAM_READ, NULL},
+    {"guided_grammar", TD_PARAM_REFUSED, NULL},
+    {"guided_whitespace_pattern", TD_PARAM_REFUSED, NULL},
+    {"structural_tag", TD_PARAM_REFUSED, NULL},
+    {"ebnf", TD_PARAM_REFUSED, NULL},
     {"priority", TD_PARAM_ZERO, NULL},
     {0},
 };
@@ -51,7 +62,6 @@ static const struct td_param chat_params[] = {
     {"service_tier", TD_PARAM_WORD, "auto|default"},
     {"verbosity", TD_PARAM_WORD, "medium"},
     {"modalities", TD_PARAM_WORD, "text"},
-    {"response_format", TD_PARAM_READ, NULL},
     {"tools", TD_PARAM_READ, NULL},
     {"tool_choice", TD_PARAM_READ, NULL},
     {"function_call", TD_PARAM_WORD, "none|auto"},
@@ -262,20 +272,6 @@ static td_status read_mode(const struct td_fields *f, struct td_api_params *p) {
     return TD_OK;
 }
 
-static td_status read_format(const struct td_fields *f) {
-    const json_t *v = NULL;
-    const char *type = NULL;
-    size_t n = 0;
-    TD_TRY(td_field_object(f, "response_format", &v));
-    if (!v) return TD_OK;
-    struct td_fields r = {v, "response_format.", f->e};
-    TD_TRY(td_field_str(&r, "type", &type, &n));
-    if (!type) return td_field_wrong(&r, "type", "\"text\"");
-    if (strcmp(type, "text") == 0) return TD_OK;
-    return td_api_refuse(f->e, 400, "unsupported_value", "response_format",
-                         "response_format: '%.40s' is not enforced here; expected text", type);
-}
-
 static td_status read_echo(const struct td_fields *f, struct td_api_params *p) {
     TD_TRY(td_field_bool(f, "echo", &p->echo));
     if (!p->echo || !p->sampling.logprobs) return TD_OK;
@@ -304,10 +300,9 @@ td_status td_api_params_read(const json_t *root, enum td_api_kind kind,
     TD_TRY(read_stops(&f, p));
     TD_TRY(read_logprobs(&f, p));
     TD_TRY(read_stream(&f, p));
-    if (kind != TD_API_CHAT) return read_echo(&f, p);
-    TD_TRY(read_format(&f));
-    TD_TRY(td_api_tools_check(&f, p));
-    return read_mode(&f, p);
+    if (kind == TD_API_CHAT) TD_TRY(td_api_tools_check(&f, p));
+    TD_TRY(td_api_form_check(&f, p));
+    return kind == TD_API_CHAT ? read_mode(&f, p) : read_echo(&f, p);
 }
 
 td_status td_api_defaults_load(struct td_api_defaults *d, const char *dir, struct td_error *err) {

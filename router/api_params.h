@@ -11,6 +11,16 @@
  * mean (api_anthropic.h, api_responses.h). */
 enum td_api_kind { TD_API_CHAT, TD_API_COMPLETIONS, TD_API_MESSAGES, TD_API_RESPONSES };
 
+/* What the content must be: see api_grammar.h. */
+enum td_api_form {
+    TD_FORM_FREE,
+    TD_FORM_OBJECT, /* a JSON object */
+    TD_FORM_SCHEMA,
+    TD_FORM_REGEX,
+    TD_FORM_CHOICE, /* one of several strings */
+};
+enum td_api_force { TD_CALLS_AUTO, TD_CALLS_REQUIRED, TD_CALLS_NAMED };
+
 /* Of the server; read-only while it runs, so that jobs in other threads may look. */
 struct td_api_defaults {
     const char *model;                 /* the one name clients use */
@@ -30,6 +40,10 @@ struct td_api_params {
     enum td_chat_effort_table efforts;
     bool calls;    /* tools are declared and may be called */
     bool one_call; /* but no more than one */
+    enum td_api_force force;
+    bool strict; /* a tool's arguments must be what its schema says */
+    enum td_api_form form;
+    bool enforced; /* some of it by a grammar */
     bool echo;     /* completions: the prompt's text comes first */
     bool timings;  /* usage tells where the time went */
     struct td_sampling sampling;

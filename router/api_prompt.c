@@ -37,6 +37,7 @@ void td_prompts_free(struct td_prompts *p) {
         td_api_guide_free(&p->p[i].guide);
     }
     free(p->p);
+    td_bytes_free(&p->grammar);
     *p = (struct td_prompts){0};
 }
 

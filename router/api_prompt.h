@@ -25,6 +25,7 @@ struct td_prompt {
 struct td_prompts {
     struct td_prompt *p; /* [n] */
     uint32_t n;
+    struct td_bytes grammar; /* of the answers to all; empty: none */
 };
 
 void td_prompts_free(struct td_prompts *p);

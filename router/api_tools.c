@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/text/grammar.h"
 #include "common/text/reply.h"
 #include "router/api_messages.h"
 
@@ -26,7 +27,8 @@ static td_status check_name(const struct td_fields *f) {
     return td_field_wrong(f, "name", expected);
 }
 
-static td_status check_tool(const json_t *v, size_t i, struct td_api_error *e) {
+static td_status check_tool(const json_t *v, size_t i, struct td_api_params *p,
+                            struct td_api_error *e) {
     char path[PATH_MAX_BYTES], inner[PATH_MAX_BYTES], found[40];
     snprintf(path, sizeof path, "tools[%zu]", i);
     if (!json_is_object(v))
@@ -48,38 +50,82 @@ static td_status check_tool(const json_t *v, size_t i, struct td_api_error *e) {
     TD_TRY(td_field_str(&g, "description", &description, &n));
     TD_TRY(td_field_object(&g, "parameters", &parameters));
     TD_TRY(td_field_bool(&g, "strict", &strict));
-    if (!strict) return TD_OK;
-    char name[96];
-    td_field_name(&g, "strict", name);
-    return td_api_refuse(e, 400, "unsupported_value", name,
-                         "%s: arguments are not enforced here; expected false, found true", name);
+    p->strict |= strict;
+    return TD_OK;
 }
 
-static td_status read_choice(const struct td_fields *f, struct td_api_params *p) {
+static const json_t *name_of(const json_t *tools, size_t i) {
+    return json_object_get(json_object_get(json_array_get(tools, i), "function"), "name");
+}
+
+/* Calls name their tool: two of one name could not be told apart. */
+static td_status check_names(const json_t *tools, struct td_api_error *e) {
+    for (size_t i = 0; i < json_array_size(tools); i++)
+        for (size_t k = 0; k < i; k++) {
+            if (!json_equal(name_of(tools, i), name_of(tools, k))) continue;
+            char path[PATH_MAX_BYTES];
+            snprintf(path, sizeof path, "tools[%zu].function.name", i);
+            return td_api_refuse(e, 400, NULL, path,
+                                 "%s: expected names that differ, found '%.40s' twice", path,
+                                 json_string_value(name_of(tools, i)));
+        }
+    return TD_OK;
+}
+
+/* {"type": "function", "function": {"name": ...}} */
+static td_status read_named(const struct td_fields *f, const json_t *v, const json_t *tools,
+                            struct td_api_params *p) {
+    static const struct td_param known[] = {{"name", TD_PARAM_READ, NULL}, {0}};
+    const json_t *function = NULL;
+    const char *name = NULL;
+    size_t n = 0;
+    struct td_fields c = {v, "tool_choice.", f->e};
+    TD_TRY(td_fields_known(&c, tool_params, NULL));
+    TD_TRY(td_field_object(&c, "function", &function));
+    if (!function) return td_field_wrong(&c, "function", "an object with the name of a tool");
+    struct td_fields g = {function, "tool_choice.function.", f->e};
+    TD_TRY(td_fields_known(&g, known, NULL));
+    TD_TRY(td_field_str(&g, "name", &name, &n));
+    for (size_t i = 0; name && i < json_array_size(tools); i++)
+        if (json_equal(name_of(tools, i), td_field(&g, "name"))) {
+            p->force = TD_CALLS_NAMED;
+            return TD_OK;
+        }
+    return td_field_wrong(&g, "name", "the name of one of the tools");
+}
+
+static td_status read_choice(const struct td_fields *f, const json_t *tools,
+                             struct td_api_params *p) {
     const json_t *v = td_field(f, "tool_choice");
-    const char *word = json_string_value(v), *type = NULL;
-    if (json_is_object(v)) type = json_string_value(json_object_get(v, "type"));
+    const char *word = json_string_value(v);
+    bool required = word && strcmp(word, "required") == 0;
     if (!v || (word && strcmp(word, "auto") == 0)) return TD_OK;
     if (word && strcmp(word, "none") == 0) {
         p->calls = false;
         return TD_OK;
     }
-    if (!(word && strcmp(word, "required") == 0) && !type)
-        return td_field_wrong(f, "tool_choice", "none or auto");
-    return td_api_refuse(f->e, 400, "unsupported_value", "tool_choice",
-                         "tool_choice: calls are not enforced here; expected none or auto, found "
-                         "%.40s",
-                         word ? word : type);
+    if (!required && !json_is_object(v))
+        return td_field_wrong(f, "tool_choice", "none, auto, required or a tool");
+    if (json_array_size(tools) == 0)
+        return td_field_wrong(f, "tool_choice", "none or auto where there are no tools");
+    if (json_is_object(v)) return read_named(f, v, tools, p);
+    p->force = TD_CALLS_REQUIRED;
+    return TD_OK;
 }
 
 td_status td_api_tools_check(const struct td_fields *f, struct td_api_params *p) {
     const json_t *tools = NULL;
     bool parallel = true;
     TD_TRY(td_field_array(f, "tools", &tools));
-    for (size_t i = 0; i < json_array_size(tools); i++)
-        TD_TRY(check_tool(json_array_get(tools, i), i, f->e));
-    p->calls = json_array_size(tools) > 0;
-    TD_TRY(read_choice(f, p));
+    size_t n = json_array_size(tools);
+    if (n > TD_GRAMMAR_TOOLS_MAX)
+        return td_api_refuse(f->e, 400, NULL, "tools", "tools: expected at most %d, found %zu",
+                             TD_GRAMMAR_TOOLS_MAX, n);
+    for (size_t i = 0; i < n; i++)
+        TD_TRY(check_tool(json_array_get(tools, i), i, p, f->e));
+    TD_TRY(check_names(tools, f->e));
+    p->calls = n > 0;
+    TD_TRY(read_choice(f, tools, p));
     TD_TRY(td_field_bool(f, "parallel_tool_calls", &parallel));
     p->one_call = !parallel;
     return TD_OK;

@@ -9,6 +9,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "router/api_anthropic.h"
+#include "router/api_grammar.h"
 #include "router/api_prompt.h"
 #include "router/serve_parts.h"
 
@@ -125,7 +126,8 @@ static void set_out_of_memory(struct td_api_error *e) {
 static td_status prepare_sampling(struct td_request *r, const json_t *root, struct td_api_params p,
                                   struct td_prompt *prompt) {
     int32_t vocab = td_tokenizer_size(r->s->chat.t);
-    TD_TRY(td_api_guide_make(root, &p, &prompt->ids, vocab, &prompt->guide, &r->error));
+    TD_TRY(td_api_guide_make(root, &p, &prompt->ids, vocab, &r->prompts.grammar, &prompt->guide,
+                             &r->error));
     if (p.min_new) p.sampling.end_from = (uint32_t)prompt->ids.n + p.min_new;
     if (!p.seed_given &&
         getrandom(&p.sampling.seed, sizeof p.sampling.seed, 0) != sizeof p.sampling.seed)
@@ -155,6 +157,8 @@ static td_status prepare_root(struct td_request *r, const json_t *root) {
         return TD_INVALID;
     else
         TD_TRY(td_api_chat_prompt(root, &p, chat, prompt, &r->error));
+    bool reasoning = !completions && td_chat_opens_reasoning(chat, prompt);
+    TD_TRY(td_api_grammar_make(root, &p, chat, reasoning, &r->prompts.grammar, &r->error));
     for (uint32_t i = 0; i < r->prompts.n; i++)
         TD_TRY(prepare_sampling(r, root, p, &r->prompts.p[i]));
     td_status st = td_answer_init(&r->answer, &p, chat, &r->prompts, r->s->defaults.model, &err);

@@ -40,6 +40,7 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("eager", eager, B, 0, 0, 0, "launch every kernel of a decode step anew in place of recorded steps (CUDA graphs)") \
     X("reserve_tokens", reserve_tokens, U, 4096, 1, 1048576, "output tokens decode reserves pages for at admission") \
     X("chunk_tokens", chunk_tokens, U, 512, 1, 16384, "most tokens in one engine step")            \
+    X("grammar_mask_bytes", grammar_mask_bytes, U, 64u << 20, 1u << 20, 1ull << 36, "a worker's memory for masks of structured output computed before") \
     X("device", device, S, "cpu", 0, 0, "where a worker computes: cpu, or cuda:N")                  \
     X("threads", threads, U, 0, 0, 256, "compute threads of a worker; 0: one per core")            \
     X("slab_bytes", slab_bytes, U, 8u << 20, 65536, 1u << 28, "send and landing slab size; raised to hold a slot") \

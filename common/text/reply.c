@@ -16,6 +16,7 @@ td_status td_reply_init(struct td_reply *r, const struct td_reply_params *p, str
         .plain = p->plain,
         .calls = p->calls && !p->plain,
         .one_call = p->one_call,
+        .enforced = p->enforced,
         .min_ids = p->min_ids,
         .reasoning = p->reasoning && !p->plain,
     };
@@ -209,7 +210,7 @@ static void text_symbol(struct td_reply *r, uint32_t sym) {
         if (r->reasoning) end_reasoning(r);
     } else if (sym == '\n') {
         line_end(r);
-    } else if (sym == '<' && r->calls) {
+    } else if (sym == '<' && r->calls && !(r->reasoning && r->enforced)) {
         r->held[r->n_held++] = sym;
     } else {
         put_line_ends(r);

@@ -45,6 +45,8 @@ struct td_reply_params {
     bool one_call;               /* the answer stops behind its first call */
     const struct td_stop *stops; /* [n_stops] for the call of td_reply_init only */
     size_t n_stops;              /* <= TD_STOP_MAX */
+    bool enforced;               /* by a grammar: reasoning ends at </think> alone, and calls begin
+                                  * with tool_calls */
     uint32_t min_ids;            /* stop strings are looked for behind the text of so many ids */
 };
 
@@ -72,7 +74,7 @@ struct td_reply_record;
 
 struct td_reply {
     const struct td_chat *chat;
-    bool plain, calls, one_call;
+    bool plain, calls, one_call, enforced;
     uint32_t min_ids; /* still to come */
     bool early;       /* the present id is one of them */
     struct td_stops stops;

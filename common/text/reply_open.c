@@ -50,7 +50,7 @@ bool td_reply_open_takes(struct td_reply *r, uint32_t sym, bool *ret_complete) {
     case OPEN_MARK:
         return sym == TD_SYM_DSML && go(r, OPEN_WORD, 0);
     case OPEN_WORD:
-        if (sym == 'i') return go(r, OPEN_INVOKE, 1);
+        if (sym == 'i') return !r->enforced && go(r, OPEN_INVOKE, 1);
         return sym == 't' && go(r, OPEN_TOOL_CALLS, 1);
     case OPEN_TOOL_CALLS:
         return letter(r, sym, "tool_calls", OPEN_CLOSE);

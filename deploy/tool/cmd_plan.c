@@ -192,7 +192,7 @@ static td_status role(const struct arguments *a, const char *name, struct td_err
     TD_TRY_GOTO(
         td_worker_plan(model, &o, &device, c.slab_bytes,
                        (uint32_t)(prefill ? c.send_slabs : c.max_prefill_peers * c.landing_slabs),
-                       &p, err),
+                       c.grammar_mask_bytes, &p, err),
         close);
     printf("%s: %s weights", name, formats[kind]);
     if (device.bytes) printf(", %u GPU%s of %.1f GB", a->gpus, a->gpus > 1 ? "s" : "", a->memory);

@@ -133,7 +133,10 @@ def test_errors(s):
     ok = {"model": "needle", "max_tokens": 5, "messages": user("x")}
     for more, name in [({"max_tokens": None}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"), ({"temperature": 1.5}, "temperature"),
                        ({"messages": []}, "messages"), ({"mcp_servers": [1]}, "mcp_servers"), ({"shade": 1}, "shade"), ({"speed": "fast"}, "speed"),
-                       ({"tool_choice": {"type": "any"}, "tools": TOOLS}, "tool_choice"),
+                       ({"tool_choice": {"type": "any"}}, "tool_choice"), ({"tool_choice": {"type": "tool"}, "tools": TOOLS}, "tool_choice.name"),
+                       ({"tool_choice": {"type": "tool", "name": "other"}, "tools": TOOLS}, "tool_choice"),
+                       ({"tool_choice": {"type": "some"}, "tools": TOOLS}, "tool_choice.type"),
+                       ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
                        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
                        ({"tools": [{"name": "x"}]}, "tools[0].input_schema"), ({"thinking": {"type": "often"}}, "thinking.type"),
                        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),

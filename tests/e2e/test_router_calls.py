@@ -274,10 +274,21 @@ def test_refusals(s):
             ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
             ({"tools": [{"type": "function", "function": {**f, "name": 'a"b'}}]}, "tools[0].function.name"),
             ({"tools": [{"type": "function", "function": {**f, "parameters": []}}]}, "tools[0].function.parameters"),
-            ({"tools": [{"type": "function", "function": {**f, "strict": True}}]}, "tools[0].function.strict"),
-            ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": named}, "tool_choice"),
+            ({"tools": [{"type": "function", "function": {**f, "strict": 1}}]}, "tools[0].function.strict"),
+            ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
+            ({"tools": [], "tool_choice": "required"}, "tool_choice"), ({"tools": [], "tool_choice": named}, "tool_choice"),
+            ({"tool_choice": {**named, "function": {"name": "other"}}}, "tool_choice.function.name"),
+            ({"tool_choice": {"type": "function"}}, "tool_choice.function"), ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
             ({"tool_choice": "perhaps"}, "tool_choice"), ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
-            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"response_format": {"type": "yaml"}}, "response_format.type"), ({"response_format": 5}, "response_format"),
+            ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+            ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
+            ({"response_format": {"type": "json_object"}, "guided_json": {}}, "guided_json"),
+            ({"guided_json": 5}, "guided_json"), ({"guided_regex": ["a"]}, "guided_regex"), ({"regex": 1}, "regex"),
+            ({"guided_choice": []}, "guided_choice"), ({"guided_choice": ["a", ""]}, "guided_choice"), ({"ebnf": "x"}, "ebnf"),
+            ({"guided_grammar": "x"}, "guided_grammar"), ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar"),
+            ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+            ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
             ({"functions": [f]}, "functions"), ({"function_call": {"name": "f"}}, "function_call"),
             ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
             ({"messages": [result]}, "messages[0].tool_call_id"),
@@ -295,11 +306,20 @@ def test_refusals(s):
         error, _ = s.setup.refused(400, {**ok, **more})
         assert error["param"] == param, (more, error)
         assert param.split(".")[-1].split("[")[0] in error["message"], error
-    try:
-        s.chat("x", tool_choice="required")
-        raise AssertionError("calls were promised")
-    except openai.BadRequestError as e:
-        assert e.param == "tool_choice"
+
+
+def test_forms_reach_the_workers(s):
+    """The workers here enforce nothing: what is asked of them is seen in what they were sent."""
+    s.setup.refused(400, {"model": "needle", "messages": user("x"), "guided_grammar": "x"})
+    grammars = lambda: [int(line.split("grammar=")[1].split()[0]) for line in s.setup.seen().splitlines()  # noqa: E731
+                        if "grammar=" in line]
+    before = len(grammars())
+    s.chat("x", tools=())
+    s.chat("x", tools=(), response_format={"type": "json_object"})
+    plain, form = grammars()[before:]
+    assert plain == 0 and form > 100, (plain, form)
+    told = s.chat("x", tools=(), response_format={"type": "json_object"}).usage.prompt_tokens
+    assert told > s.chat("x", tools=()).usage.prompt_tokens + 10
 
 
 def vocabularies():

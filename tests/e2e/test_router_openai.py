@@ -152,7 +152,7 @@ def test_bad_requests(s):
         ({"stop": ["a", 1]}, "stop"), ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"n": 9}, "n"), ({"top_k": -2}, "top_k"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"), ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {str(1 << 30): 1}}, "logit_bias"), ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"logit_bias": {"5": "1"}}, "logit_bias.5"), ({"logit_bias": [5]}, "logit_bias"),

@@ -147,7 +147,7 @@ static void worker_is_as_planned(void **state) {
     ok(td_config_set(&c, "max_running=3", &err));
     ok(td_worker_engine_open(&w, &c, NULL, &err));
     const struct td_plan_device host = {0};
-    ok(td_worker_plan(w.model, &w.options, &host, c.slab_bytes, 2, &p, &err));
+    ok(td_worker_plan(w.model, &w.options, &host, c.slab_bytes, 2, c.grammar_mask_bytes, &p, &err));
     assert_int_equal(p.slab_bytes, td_worker_slab_bytes(w.layout, c.slab_bytes));
     td_worker_plan_text(&p, planned, sizeof planned);
     td_worker_engine_memory_text(&w, p.slabs, said, sizeof said);
@@ -173,7 +173,7 @@ static td_status plan(uint32_t gb, uint32_t ranks, uint32_t context, uint32_t sl
     o.slots = o.max_runs = slots;
     o.pages = 0;
     o.backend = td_worker_plan_cuda();
-    td_status st = td_worker_plan(m, &o, &d, 8 << 20, 2, p, &err);
+    td_status st = td_worker_plan(m, &o, &d, 8 << 20, 2, 1 << 20, p, &err);
     td_model_close(m);
     return st;
 }

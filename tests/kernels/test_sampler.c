@@ -91,7 +91,8 @@ static int setup(void **state) {
         for (int32_t i = 0; i < VOCAB; i++)
             if (row[i] > row[prompt_ids[k]]) prompt_ids[k] = i;
     }
-    return td_samplers_init(&samplers, 3, VOCAB, EOS, &err);
+    const struct td_samplers_params p = {.slots = 3, .vocab = VOCAB, .eos = EOS};
+    return td_samplers_init(&samplers, &p, &err);
 }
 
 static int teardown(void **state) {
@@ -105,6 +106,8 @@ static int32_t draw(const struct td_sampling *s, uint32_t position, uint32_t slo
     const struct td_worker_sample sample = {s, position, 0, slot, owner, fed};
     struct td_token t;
     struct td_error err;
+    td_samplers_follow(&samplers, &sample, 1);
+    td_samplers_wait(&samplers);
     if (td_samplers_draw(&samplers, rows[position], &sample, &t, &err) != TD_OK)
         fail_msg("%s", err.text);
     return t.id;

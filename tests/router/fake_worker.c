@@ -262,8 +262,9 @@ static void make_job(const struct td_msg_admit *a, uint32_t choice, uint64_t tic
 
 static void on_admit(const struct td_msg_admit *a) {
     uint64_t ticket = ++next_ticket;
-    printf("admit prompt=%u max=%u temperature=%g seed=%llu\n", a->n_prompt, a->max_new,
-           (double)a->sampling.temperature, (unsigned long long)a->sampling.seed);
+    printf("admit prompt=%u max=%u grammar=%u temperature=%g seed=%llu\n", a->n_prompt, a->max_new,
+           a->sampling.guide ? a->sampling.guide->grammar_n : 0u, (double)a->sampling.temperature,
+           (unsigned long long)a->sampling.seed);
     struct td_msg m = {
         .type = TD_MSG_ADMIT_REPLY,
         .admit_reply = {.key = a->key, .status = TD_OK, .ticket = ticket, .lease_ms = 10000}};

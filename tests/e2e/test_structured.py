@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Answers with a form, by PyPI's openai client: JSON objects, schemas (pydantic's parse helper too),
+patterns, forced and strict tool calls. The bundled model's answers are otherwise nonsense, so every
+one that is complete must hold for what was asked, however it was computed: here or there, alone or
+beside others, with several choices, preempted, after a worker's death.
+
+usage: test_structured.py BUILD [unittest arguments]"""
+import concurrent.futures
+import json
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import cluster as e2e  # noqa: E402
+
+openai = e2e.need("openai")
+OBJECT = {"response_format": {"type": "json_object"}}
+OURS = ("min_tokens", "guided_json", "guided_regex", "guided_choice", "regex", "structured_outputs")
+
+
+def ids_of(c, text):
+    status, j = c.post("/tokenize", {"model": "needle", "prompt": text, "add_special_tokens": False})
+    assert status == 200, j
+    return j["tokens"]
+
+
+def closing(c):
+    """Biases that make this model close what it opened: it has never seen JSON."""
+    return {str(ids_of(c, t)[0]): 16 if t == '"' else 15 for t in '"}],:'} | {"1": 10}
+
+
+def endless(c):
+    """And such that never do."""
+    return {str(ids_of(c, t)[0]): b for t, b in (('"', 12), (",", 11), (":", 11), ("{", 8), ("}", -100), ("]", -100))}
+
+
+def body(text="JSON", seed=1, tokens=250, **more):
+    b = {"temperature": 1.0, "seed": seed, "max_tokens": tokens, **more}
+    ours = {k: b.pop(k) for k in OURS if k in b}
+    return dict(model="needle", messages=[{"role": "user", "content": text}], extra_body=ours, **b)
+
+
+def plain(choice):
+    l = choice.logprobs and [(e.token, e.logprob) for e in choice.logprobs.content]
+    return choice.message.content, choice.finish_reason, l
+
+
+def choice_seed(seed, choice):
+    s = (seed + choice * 0x9E3779B97F4A7C15) % 2**64
+    return s - 2**64 if s >= 2**63 else s
+
+
+class Structured:
+    settings = {}
+
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = e2e.Cluster(max_context=4096, max_running=8, **cls.settings)
+        cls.cluster.__enter__()
+        cls.client = cls.cluster.client()
+        cls.bias = closing(cls.cluster)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.cluster.wait_baseline()
+        cls.cluster.__exit__(None, None, None)
+
+    def ask(self, **more):
+        r = self.client.chat.completions.create(**body(logit_bias=self.bias, **more))
+        return r
+
+    def stream(self, **more):
+        text, finish = "", None
+        for chunk in self.client.chat.completions.create(stream=True, **body(logit_bias=self.bias, **more)):
+            for c in chunk.choices:
+                text += c.delta.content or ""
+                finish = c.finish_reason or finish
+        return text, finish
+
+    def test_json_object(self):
+        ended = 0
+        for seed in range(1, 9):
+            r = self.ask(seed=seed, logprobs=True, **OBJECT).choices[0]
+            if r.finish_reason == "stop":
+                self.assertIsInstance(json.loads(r.message.content), dict)
+                ended += len(r.message.content) > 4
+            # what the model thinks of it is told, not what the form made of it
+            self.assertTrue(all(e.logprob <= 0 for e in r.logprobs.content))
+            self.assertEqual("".join(e.token for e in r.logprobs.content), r.message.content)
+            self.assertEqual(self.stream(seed=seed, **OBJECT), (r.message.content, r.finish_reason))
+        self.assertGreater(ended, 2)
+
+    def test_choices_and_neighbours(self):
+        alone = [plain(self.ask(seed=choice_seed(5, c), logprobs=True, **OBJECT).choices[0]) for c in range(3)]
+        free = plain(self.ask(seed=9, logprobs=True, tokens=150).choices[0])
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            three = pool.submit(self.ask, seed=5, n=3, logprobs=True, **OBJECT)
+            others = [pool.submit(self.ask, seed=9, logprobs=True, tokens=150) for _ in range(3)]
+            self.assertEqual([plain(c) for c in three.result().choices], alone)
+            for o in others:
+                self.assertEqual(plain(o.result().choices[0]), free)
+
+    def test_cut_and_stopped(self):
+        r = self.ask(seed=2, tokens=3, min_tokens=3, **OBJECT).choices[0]
+        whole = self.ask(seed=2, **OBJECT).choices[0].message.content
+        self.assertTrue(r.finish_reason == "length" or json.loads(r.message.content) == {}, r)
+        stop = whole[1:3]
+        r = self.ask(seed=2, stop=[stop], **OBJECT).choices[0]
+        self.assertEqual((r.message.content, r.finish_reason), (whole[:whole.index(stop)], "stop"))
+
+    def test_thinking_first(self):
+        think_end = {str(self.cluster_think_end()): 14}
+        ended = 0
+        for seed in range(1, 7):
+            r = self.client.chat.completions.create(
+                **body(seed=seed, tokens=250, logit_bias=self.bias | think_end, reasoning_effort="high", **OBJECT)).choices[0]
+            if r.finish_reason == "stop":
+                self.assertIsInstance(json.loads(r.message.content), dict)
+                ended += 1
+        self.assertGreater(ended, 1)
+
+    def cluster_think_end(self):
+        for id in range(4000):
+            status, j = self.cluster.post("/detokenize", {"model": "needle", "tokens": [id]})
+            if status == 200 and j["prompt"] == "</think>":
+                return id
+        raise AssertionError("no </think>")
+
+
+class TestDisaggregated(Structured, unittest.TestCase):
+    pass
+
+
+class TestColocated(Structured, unittest.TestCase):
+    settings = {"router__colocate": "on", "cluster__prefill": 0}
+
+
+class TestMoved(unittest.TestCase):
+    """Attempts that go on where another ended."""
+
+    def all_of(self, c, bodies):
+        client = c.client()
+        ask = lambda b: plain(client.chat.completions.create(**b).choices[0])  # noqa: E731
+        return ask, [ask(b) for b in bodies]
+
+    def test_preempted(self):
+        with e2e.Cluster(max_context=4096, pool_pages=8, reserve_tokens=16, max_running=8) as c:
+            text = "word " * 60
+            bodies = [body(text, seed, 600, logit_bias=endless(c), logprobs=True, **OBJECT) for seed in range(1, 7)]
+            ask, alone = self.all_of(c, bodies)
+            before = c.get("/v1/cluster")[1]["counts"]
+            self.assertEqual(before["preempted"], 0)
+            with concurrent.futures.ThreadPoolExecutor(6) as pool:
+                got = list(pool.map(ask, bodies))
+            self.assertEqual(got, alone)
+            after = c.get("/v1/cluster")[1]["counts"]
+            print("preempted", after["preempted"])
+            self.assertGreater(after["preempted"], 0)
+            self.assertEqual(after["failed"], 0)
+            c.wait_baseline()
+
+    def test_decode_dies(self):
+        with e2e.Cluster(max_context=4096, max_running=4, cluster__decode=2) as c:
+            bodies = [body("x", 3, 900, logit_bias=endless(c), logprobs=True, **OBJECT)]
+            ask, alone = self.all_of(c, bodies)
+            got = []
+            t = threading.Thread(target=lambda: got.append(ask(bodies[0])))
+            t.start()
+            victim, until = None, time.monotonic() + 60
+            while victim is None:
+                assert time.monotonic() < until
+                _, j = c.get("/v1/cluster")
+                under_way = [r for r in j["requests"] if r["tokens"] >= 50]
+                busy = [w["name"] for w in j["workers"] if w["role"] == "decode" and w["legs"]]
+                victim = busy[0] if under_way and busy else None
+                time.sleep(0.01)
+            os.kill(c.pid(victim), signal.SIGKILL)
+            t.join(120)
+            self.assertEqual(got, alone)
+            self.assertEqual(c.get("/v1/cluster")[1]["counts"]["retries"], 1)
+            r = c.tool("restart", victim, "--config", c.config)
+            self.assertEqual(r.returncode, 0, r.stderr)
+
+
+if __name__ == "__main__":
+    e2e.main("__main__")
