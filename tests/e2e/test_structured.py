@@ -20,6 +20,17 @@ import cluster as e2e  # noqa: E402
 
 openai = e2e.need("openai")
 OBJECT = {"response_format": {"type": "json_object"}}
+PERSON = {"type": "object", "additionalProperties": False, "required": ["name", "age"],
+          "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "tags": {"type": "array", "items": {"enum": ["a", "ü"]}},
+                         "home": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/place"}]}},
+          "$defs": {"place": {"type": "object", "additionalProperties": False, "required": ["street"],
+                              "properties": {"street": {"type": "string"}}}}}
+TOOLS = [{"type": "function", "function": {
+             "name": "book", "strict": True, "description": "Books a room", "parameters": {
+                 "type": "object", "additionalProperties": False, "required": ["room", "nights"],
+                 "properties": {"room": {"enum": ["single", "double"]}, "nights": {"type": "integer"}}}}},
+         {"type": "function", "function": {"name": "hang_up", "strict": True, "parameters": {
+             "type": "object", "properties": {}, "additionalProperties": False}}}]
 OURS = ("min_tokens", "guided_json", "guided_regex", "guided_choice", "regex", "structured_outputs")
 
 
@@ -31,7 +42,8 @@ def ids_of(c, text):
 
 def closing(c):
     """Biases that make this model close what it opened: it has never seen JSON."""
-    return {str(ids_of(c, t)[0]): 16 if t == '"' else 15 for t in '"}],:'} | {"1": 10}
+    biases = {'"': 16, "}": 15, "]": 15, ",": 15, ":": 15, "<": 14, "</": 16}
+    return {str(ids_of(c, t)[0]): b for t, b in biases.items()} | {"1": 10}
 
 
 def endless(c):
@@ -94,6 +106,148 @@ class Structured:
             self.assertEqual("".join(e.token for e in r.logprobs.content), r.message.content)
             self.assertEqual(self.stream(seed=seed, **OBJECT), (r.message.content, r.finish_reason))
         self.assertGreater(ended, 2)
+
+    def test_schema(self):
+        form = {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}}
+        ended = 0
+        for seed in range(1, 9):
+            r = self.ask(seed=seed, **form).choices[0]
+            self.assertEqual(self.stream(seed=seed, **form), (r.message.content, r.finish_reason))
+            if r.finish_reason == "stop":
+                self.holds(json.loads(r.message.content), PERSON)
+                ended += 1
+        self.assertGreater(ended, 3)
+        for more in ({"guided_json": PERSON}, {"guided_json": json.dumps(PERSON)}, {"structured_outputs": {"json": PERSON}}):
+            r = self.ask(seed=1, **more).choices[0]
+            if r.finish_reason == "stop":
+                self.holds(json.loads(r.message.content), PERSON)
+
+    def holds(self, value, schema):
+        """The schema, by jsonschema where it is installed, and what matters of it without."""
+        self.assertEqual({"name", "age"} - set(value), set())
+        self.assertLessEqual(set(value), set(PERSON["properties"]))
+        self.assertIsInstance(value["age"], int)
+        try:
+            import jsonschema
+        except ImportError:
+            return
+        jsonschema.validate(value, schema)
+
+    def test_pydantic(self):
+        pydantic = e2e.need("pydantic")
+
+        class Item(pydantic.BaseModel):
+            label: str
+            count: int
+
+        class Order(pydantic.BaseModel):
+            urgent: bool
+            items: list[Item]
+
+        parsed = 0
+        for seed in range(1, 9):
+            try:
+                r = self.client.chat.completions.parse(response_format=Order, **body(seed=seed, logit_bias=self.bias))
+            except openai.LengthFinishReasonError:
+                continue
+            self.assertIsInstance(r.choices[0].message.parsed, Order)
+            parsed += 1
+        self.assertGreater(parsed, 2)
+
+    def test_patterns(self):
+        for more in ({"guided_regex": r"[a-f]{3}-\d{2,4}"}, {"regex": r"[a-f]{3}-\d{2,4}"},
+                     {"structured_outputs": {"regex": r"[a-f]{3}-\d{2,4}"}}):
+            for seed in range(3):
+                text = self.ask(seed=seed, **more).choices[0].message.content
+                self.assertRegex(text, r"^[a-f]{3}-[0-9]{2,4}$")
+        words = ["yes", "no (perhaps)", "a|b", "ja, überall"]
+        for i in range(len(words)):
+            r = self.ask(seed=i, guided_choice=words[i:]).choices[0]
+            self.assertIn(r.message.content, words[i:])
+            self.assertEqual(r.finish_reason, "stop")
+        r = self.client.completions.create(model="needle", prompt="x", max_tokens=20, extra_body={"guided_choice": words})
+        self.assertIn(r.choices[0].text, words)
+
+    def calls(self, seed, **more):
+        r = self.ask(seed=seed, tools=TOOLS, **more).choices[0]
+        deltas = {}
+        for chunk in self.client.chat.completions.create(stream=True, **body(seed=seed, logit_bias=self.bias, tools=TOOLS, **more)):
+            for call in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:
+                d = deltas.setdefault(call.index, ["", ""])
+                d[0] += call.function.name or ""
+                d[1] += call.function.arguments or ""
+        got = [(c.function.name, c.function.arguments) for c in r.message.tool_calls or []]
+        self.assertEqual([tuple(d) for d in deltas.values()], got)
+        self.assertEqual(r.finish_reason == "tool_calls", r.finish_reason != "length" and bool(got), r)
+        self.assertFalse(r.message.content)
+        return r.finish_reason, [(name, json.loads(a)) for name, a in got] if r.finish_reason == "tool_calls" else []
+
+    def test_forced_calls(self):
+        called = set()
+        for seed in range(1, 7):
+            finish, got = self.calls(seed, tool_choice="required")
+            for name, arguments in got:
+                called.add(name)
+                self.check_call(name, arguments)
+            if finish == "tool_calls":
+                self.assertGreater(len(got), 0)
+        self.assertGreater(len(called), 0)
+        for seed in range(1, 4):
+            finish, got = self.calls(seed, tool_choice="required", parallel_tool_calls=False)
+            self.assertLessEqual(len(got), 1)
+            finish, got = self.calls(seed, tool_choice={"type": "function", "function": {"name": "book"}})
+            self.assertTrue(all(name == "book" for name, _ in got))
+            for name, arguments in got:
+                self.check_call(name, arguments)
+
+    def check_call(self, name, arguments):
+        if name == "book":
+            self.assertLessEqual(set(arguments), {"room", "nights"})
+            self.assertIsInstance(arguments["nights"], int)
+            self.assertIn(arguments["room"], ("single", "double"))
+        else:
+            self.assertEqual((name, arguments), ("hang_up", {}))
+
+    def test_strict_tools(self):
+        """What is not forced may come or not; what comes is right."""
+        for seed in range(1, 5):
+            r = self.ask(seed=seed, tools=TOOLS).choices[0]
+            for c in (r.message.tool_calls or []) if r.finish_reason == "tool_calls" else []:
+                self.check_call(c.function.name, json.loads(c.function.arguments))
+        with self.assertRaises(openai.BadRequestError) as e:
+            self.ask(tools=[{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
+                "type": "object", "properties": {}, "patternProperties": {"x": {}}, "if": {}}}}])
+        self.assertEqual(e.exception.param, "tools")
+
+    def test_anthropic(self):
+        anthropic = e2e.need("anthropic")
+        client = anthropic.Anthropic(base_url=self.cluster.url, api_key="none", max_retries=0, timeout=120)
+        tools = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in TOOLS]
+        used = 0
+        for seed, choice in enumerate([{"type": "any"}, {"type": "tool", "name": "book"}, {"type": "tool", "name": "hang_up"}]):
+            m = client.messages.create(model="needle", max_tokens=400, tools=tools, tool_choice=choice,
+                                       extra_body={"temperature": 1}, messages=[{"role": "user", "content": f"go {seed}"}])
+            self.assertTrue(all(b.type == "tool_use" for b in m.content), m)
+            if m.stop_reason != "tool_use":
+                continue
+            for b in m.content:
+                self.check_call(b.name, b.input)
+                self.assertIn(b.name, (choice.get("name", b.name),))
+            used += 1
+        self.assertGreater(used, 0)
+        m = client.messages.create(model="needle", max_tokens=300, messages=[{"role": "user", "content": "x"}],
+                                   extra_body={"output_config": {"format": {"type": "json_schema", "schema": {"enum": [17, "x"]}}}})
+        self.assertIn(json.loads(m.content[0].text), (17, "x"))
+
+    def test_refusals(self):
+        for more, param, word in (
+                ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"if": {"type": "string"}}}}}, "response_format", "if"),
+                ({"guided_regex": "(?=a)b"}, "guided_regex", "guided_regex"), ({"guided_regex": "["}, "guided_regex", "guided_regex"),
+                ({"guided_json": '{"type": '}, "guided_json", "guided_json")):
+            with self.assertRaises(openai.BadRequestError) as e:
+                self.ask(**more)
+            self.assertEqual(e.exception.param, param)
+            self.assertIn(word, str(e.exception))
 
     def test_choices_and_neighbours(self):
         alone = [plain(self.ask(seed=choice_seed(5, c), logprobs=True, **OBJECT).choices[0]) for c in range(3)]
