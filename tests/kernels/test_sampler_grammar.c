@@ -5,6 +5,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -259,6 +260,27 @@ static void test_faults(void **state) {
     expect_error(&p, logits_of(1, 0), TD_CORRUPT, "grammar");
 }
 
+/* Many more grammars than are kept, one after the other in one place. */
+static void test_many_grammars(void **state) {
+    (void)state;
+    struct td_error err;
+    for (uint64_t i = 0; i < 80; i++) {
+        char pattern[16];
+        struct td_bytes bytes = {0};
+        snprintf(pattern, sizeof pattern, "a%u", (unsigned)i);
+        const struct td_grammar_spec spec = {
+            .content = TD_CONTENT_REGEX, .text = pattern, .n = strlen(pattern)};
+        if (td_grammar_compile(&spec, &bytes, &err) != TD_OK) fail_msg("%s", err.text);
+        const struct td_guide g = {.grammar_n = (uint32_t)bytes.n,
+                                   .grammar = (const uint8_t *)bytes.p};
+        const struct td_sampling s = {.top_p = 1, .guide = &g};
+        size_t n;
+        const char *text = td_tokenizer_bytes(tokenizer, must_draw(&s, 1, 0, 0, 6000 + i, -1), &n);
+        assert_true(n > 0 && memcmp(text, pattern, n) == 0);
+        td_bytes_free(&bytes);
+    }
+}
+
 /* A folder without a tokenizer. */
 static void test_no_store(void **state) {
     (void)state;
@@ -282,9 +304,10 @@ static void test_no_store(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answers),    cmocka_unit_test(test_attempts),
-        cmocka_unit_test(test_mixed_step), cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_faults),     cmocka_unit_test(test_no_store),
+        cmocka_unit_test(test_answers),       cmocka_unit_test(test_attempts),
+        cmocka_unit_test(test_mixed_step),    cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_faults),        cmocka_unit_test(test_no_store),
+        cmocka_unit_test(test_many_grammars),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

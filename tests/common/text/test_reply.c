@@ -218,6 +218,34 @@ static void takes_nothing_else_for_a_call(void **state) {
     td_reply_free(&reply);
 }
 
+/* What a grammar promises is read as it promises it: a call that it did not see begin is none. */
+static void begins_enforced_calls_with_the_wrapper(void **state) {
+    struct td_reply_params p = {.chat = &chat, .reasoning = true, .calls = true, .enforced = true};
+    (void)state;
+    start(&p);
+    assert_string_equal(feed("a" INVOKE("f") "^"),
+                        "(a)(<)(｜DSML｜)(i)(n)(v)(o)(k)(e)( )(n)(a)(m)(e)"
+                        "(=)(\")(f)(\")(>)");
+    assert_string_equal(feed("b<~invoke name=\"f\">c"), "b<｜DSML｜invoke name=\"f\">c");
+    assert_string_equal(feed(CALLS INVOKE("f") INVOKED CALLED), "[f]{};");
+    td_reply_free(&reply);
+}
+
+static void stops_not_before_its_time(void **state) {
+    struct td_reply_params p = {
+        .chat = &chat, .stops = STOPS(STOP("ab")), .n_stops = 1, .min_ids = 3};
+    (void)state;
+    start(&p);
+    PUSH(256, "ab"); /* ab in one token, and what began early is none later */
+    PUSH('x', "x");
+    PUSH('a', "a");
+    PUSH('b', "b");
+    PUSH('a', "");
+    PUSH('b', "");
+    assert_true(reply.stopped);
+    td_reply_free(&reply);
+}
+
 static void reports_what_was_cut(void **state) {
     struct td_reply_params p = {.chat = &chat, .calls = true};
     (void)state;
@@ -372,6 +400,8 @@ int main(void) {
         cmocka_unit_test(separates_reasoning),
         cmocka_unit_test(reads_calls),
         cmocka_unit_test(takes_nothing_else_for_a_call),
+        cmocka_unit_test(begins_enforced_calls_with_the_wrapper),
+        cmocka_unit_test(stops_not_before_its_time),
         cmocka_unit_test(reports_what_was_cut),
         cmocka_unit_test(stops_in_content_only),
         cmocka_unit_test(keeps_values_whole),
