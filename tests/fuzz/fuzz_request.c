@@ -1,12 +1,16 @@
 /* The body of a request for tokens, all the way to the prompt: it is taken, or refused as the
  * client's mistake with a sentence; nothing in it is the server's fault.
  *
+ * Its answer's form, where it names one, becomes a grammar.
+ *
  * Input: a byte (modulo 4: chat, completions, Anthropic's messages, OpenAI's responses), then the
  * body. Accepted: the prompts were made. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/text/grammar.h"
 #include "router/api_anthropic.h"
+#include "router/api_grammar.h"
 #include "router/api_prompt.h"
 #include "router/api_responses.h"
 #include "router/http_server.h"
@@ -59,6 +63,22 @@ static td_status as_chat(int api, json_t **root, struct td_responses **responses
     return st;
 }
 
+/* What shapes the answer's tokens: a grammar that was made is one that workers take. */
+static td_status form(const json_t *root, struct td_api_params *p, struct td_prompts *prompts,
+                      struct td_api_error *e) {
+    struct td_bytes *bytes = &prompts->grammar;
+    struct td_grammar g;
+    struct td_error err;
+    TD_TRY(td_api_grammar_make(root, p, &chat, p->thinking, bytes, e));
+    PROMISE((bytes->n > 0) == p->enforced);
+    if (bytes->n) PROMISE(td_grammar_open(bytes->p, bytes->n, &g, &err) == TD_OK);
+    TD_TRY(td_api_guide_make(root, p, &prompts->p[0].ids, td_tokenizer_size(chat.t), bytes,
+                             &prompts->p[0].guide, e));
+    const struct td_guide *guide = p->sampling.guide;
+    PROMISE(!guide || guide->n_bias + guide->n_prompt_ids + guide->grammar_n > 0);
+    return TD_OK;
+}
+
 static td_status prepare(int api, const char *body, size_t n, struct td_prompts *prompts,
                          struct td_api_error *e) {
     enum td_api_kind kind = api == COMPLETIONS ? TD_API_COMPLETIONS : TD_API_CHAT;
@@ -78,6 +98,7 @@ static td_status prepare(int api, const char *body, size_t n, struct td_prompts 
         st = ids ? td_api_chat_prompt(root, &p, &chat, ids, e)
                  : td_api_completions_prompts(root, &chat, prompts, e);
     }
+    if (st == TD_OK) st = form(root, &p, prompts, e);
     if (st == TD_OK && responses) {
         st = td_api_responses_echo(responses, whole, &p, e);
         PROMISE(st == TD_OK && responses->echo.n > 0);
