@@ -140,34 +140,35 @@ static void deleted(struct td_serve *s, struct td_http_conn *c, const char *id) 
     td_api_send(s, c, 200, "application/json");
 }
 
-void td_api_stored(struct td_serve *s, struct td_http_conn *c, const char *rest) {
-    static const char items[] = "/input_items";
+/* NULL: refused. To be dropped. */
+static struct td_stored *hold(struct td_serve *s, struct td_http_conn *c, const char *rest) {
     char id[TD_RESPONSE_ID_MAX];
     size_t n = strcspn(rest, "/");
-    bool lists = strcmp(rest + n, items) == 0;
     struct td_stored *e = NULL;
-    if (rest[n] && !lists) {
-        refuse(s, c, 404, "not_found", NULL, "no such endpoint under /v1/responses/");
-        return;
-    }
     if (n < sizeof id && s->responses) {
         snprintf(id, sizeof id, "%.*s", (int)n, rest);
         e = td_response_store_hold(s->responses, id);
     }
-    if (!e) {
+    if (!e)
         refuse(s, c, 404, "response_not_found", "response_id",
                "no response of this id is kept here: it never was, was deleted, or made room for "
                "newer ones");
-        return;
-    }
-    bool drops = strcmp(td_http_method(c), "DELETE") == 0;
-    if (drops && lists)
-        refuse(s, c, 405, "method_not_allowed", NULL, "the items of a response are not deleted");
-    else if (drops)
-        deleted(s, c, id);
-    else if (lists)
-        input_items(s, c, e);
+    return e;
+}
+
+void td_api_stored(struct td_serve *s, struct td_http_conn *c, const char *rest) {
+    struct td_stored *e = hold(s, c, rest);
+    if (!e) return;
+    if (strcmp(td_http_method(c), "DELETE") == 0)
+        deleted(s, c, e->id);
     else
         whole(s, c, e);
+    td_response_store_drop(s->responses, e);
+}
+
+void td_api_stored_items(struct td_serve *s, struct td_http_conn *c, const char *rest) {
+    struct td_stored *e = hold(s, c, rest);
+    if (!e) return;
+    input_items(s, c, e);
     td_response_store_drop(s->responses, e);
 }

@@ -191,6 +191,10 @@ void td_http_parse_feed(struct td_http_conn *c, const char *bytes, size_t n, siz
     }
     if (rc != HPE_OK && c->refuse_status == 0) {
         const char *why = llhttp_get_error_reason(&c->parser);
+        if (rc == HPE_INVALID_METHOD) {
+            td_http_refuse(c, 501, "no method of HTTP that is known here");
+            return;
+        }
         if (rc == HPE_PAUSED_H2_UPGRADE) {
             td_http_refuse(c, 505, "HTTP/2 is not spoken here");
             return;

@@ -19,7 +19,7 @@ static void models(struct td_serve *s, struct td_http_conn *c) {
 }
 
 struct route {
-    const char *path; /* one that ends with a slash is the beginning of more */
+    const char *path; /* '*' is one segment, a last "**" all the rest */
     const char *methods;
     enum td_api_kind kind;
     void (*answer)(struct td_serve *s, struct td_http_conn *c);
@@ -32,9 +32,10 @@ static const struct route routes[] = {
     {"/v1/chat/completions", "POST", TD_API_CHAT, NULL, NULL},
     {"/v1/completions", "POST", TD_API_COMPLETIONS, NULL, NULL},
     {"/v1/responses", "POST", TD_API_RESPONSES, NULL, NULL},
-    {"/v1/responses/", GET ", DELETE", 0, NULL, td_api_stored},
+    {"/v1/responses/*", GET ", DELETE", 0, NULL, td_api_stored},
+    {"/v1/responses/*/input_items", GET, 0, NULL, td_api_stored_items},
     {"/v1/models", GET, 0, models, NULL},
-    {"/v1/models/", GET, 0, NULL, td_api_models},
+    {"/v1/models/**", GET, 0, NULL, td_api_models},
     {"/v1/messages", "POST", TD_API_MESSAGES, NULL, NULL},
     {"/v1/messages/count_tokens", "POST", 0, td_api_count_tokens, NULL},
     {"/tokenize", "POST", 0, td_api_tokenize, NULL},
@@ -45,6 +46,7 @@ static const struct route routes[] = {
     {"/health", GET, 0, td_api_health, NULL},
     {"/ready", GET, 0, td_api_ready, NULL},
     {"/metrics", GET, 0, td_api_metrics, NULL},
+    {"/openapi.json", GET, 0, td_api_openapi, NULL},
 };
 
 /* The client's own id when it is a plain one, else ours; it goes out with the answer. */
@@ -85,6 +87,17 @@ static bool allowed(const char *methods, const char *method) {
     return false;
 }
 
+/* *ret_rest: what the star of the pattern stands for begins there. */
+static bool matches(const char *pattern, const char *path, const char **ret_rest) {
+    size_t n = strcspn(pattern, "*");
+    *ret_rest = path + n;
+    if (!pattern[n]) return strcmp(pattern, path) == 0;
+    if (strncmp(pattern, path, n) != 0 || !path[n]) return false;
+    if (pattern[n + 1] == '*') return true;
+    size_t segment = strcspn(path + n, "/");
+    return segment > 0 && strcmp(pattern + n + 1, path + n + segment) == 0;
+}
+
 void td_route(void *serve, struct td_http_conn *c) {
     struct td_serve *s = serve;
     char id[TD_REQUEST_ID_MAX];
@@ -92,14 +105,12 @@ void td_route(void *serve, struct td_http_conn *c) {
     request_id(s, c, id);
     for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
         const struct route *r = &routes[i];
-        size_t n = strlen(r->path);
-        bool begins = r->answer_rest && path[0] && strncmp(path, r->path, n) == 0 && path[n];
-        if (!begins && strcmp(path, r->path) != 0) continue;
-        if (!begins && r->answer_rest) break; /* nothing behind the slash */
+        const char *rest;
+        if (!matches(r->path, path, &rest)) continue;
         if (!allowed(r->methods, td_http_method(c)))
             not_allowed(s, c, r->methods);
         else if (r->answer_rest)
-            r->answer_rest(s, c, path + n);
+            r->answer_rest(s, c, rest);
         else if (r->answer)
             r->answer(s, c);
         else
@@ -110,5 +121,11 @@ void td_route(void *serve, struct td_http_conn *c) {
 }
 
 void td_route_refused(void *serve, struct td_http_conn *c, int status, const char *sentence) {
-    refuse(serve, c, status, status == 413 ? "body_too_large" : NULL, "", sentence, "");
+    struct td_serve *s = serve;
+    char id[TD_REQUEST_ID_MAX];
+    struct td_api_error e;
+    request_id(s, c, id);
+    (void)td_api_refuse(&e, status, status == 413 ? "body_too_large" : NULL, NULL, "%s", sentence);
+    e.retry_after_s = status == 503;
+    td_api_error_reply(c, &e, &s->scratch);
 }

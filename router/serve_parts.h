@@ -148,11 +148,12 @@ const char *td_serve_not_ready(const struct td_serve *s);
 void td_route(void *serve, struct td_http_conn *c);
 void td_route_refused(void *serve, struct td_http_conn *c, int status, const char *sentence);
 void td_api_models(struct td_serve *s, struct td_http_conn *c, const char *name);
-/* GET and DELETE /v1/responses/ID, and GET of its input_items; `rest` is behind the last slash of
- * the path's beginning. */
+/* Of /v1/responses/ID and its input_items; `rest` begins with the id. */
 void td_api_stored(struct td_serve *s, struct td_http_conn *c, const char *rest);
+void td_api_stored_items(struct td_serve *s, struct td_http_conn *c, const char *rest);
 void td_api_health(struct td_serve *s, struct td_http_conn *c);
 void td_api_ready(struct td_serve *s, struct td_http_conn *c);
+void td_api_openapi(struct td_serve *s, struct td_http_conn *c);
 void td_api_metrics(struct td_serve *s, struct td_http_conn *c);
 void td_api_cluster(struct td_serve *s, struct td_http_conn *c);
 void td_api_drain(struct td_serve *s, struct td_http_conn *c);

@@ -99,11 +99,11 @@ def test_http10(s):
 
 
 def test_malformed_http(s):
-    for bad, status in ((b"NONSENSE\r\n\r\n", 400), (b"GET /health HTTP/1.1\r\n\r\n", 400),
+    for bad, status in ((b"NONSENSE\r\n\r\n", 501), (b"GET /health HTP/1.1\r\n\r\n", 400), (b"GET /health HTTP/1.1\r\n\r\n", 400),
                         (b"GET /health HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 40000 + b"\r\n\r\n", 431),
                         (b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
                         (b"GET /health HTTP/1.1\r\nHost: x\r\nExpect: tea\r\n\r\n", 417),
-                        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+                        (b"NONSENSE / HTTP/1.1\r\nHost: x\r\n\r\n", 501), (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
                         (b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
                         (b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400)):
         with s.connect() as c:

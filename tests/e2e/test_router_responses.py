@@ -258,7 +258,7 @@ def test_input_items(s):
     for query in ("limit=0", "limit=101", "limit=x", "limit=1x", "order=up"):
         assert s.setup.get(f"/v1/responses/{r.id}/input_items?{query}")[0] == 400, query
     assert s.setup.get(f"/v1/responses/{r.id}?stream=true")[0] == 400
-    assert s.setup.get(f"/v1/responses/{r.id}/cancel", "POST")[0] == 405 and s.setup.get(f"/v1/responses/{r.id}/x")[0] == 404
+    assert s.setup.get(f"/v1/responses/{r.id}/cancel", "POST")[0] == 404 and s.setup.get(f"/v1/responses/{r.id}/x")[0] == 404
     assert s.setup.get("/v1/responses/")[0] == 404 and s.setup.get("/v1/responses", "DELETE")[1]["Allow"] == "POST"
     assert s.setup.get(f"/v1/responses/{r.id}/input_items", "DELETE")[0] == 405
 
