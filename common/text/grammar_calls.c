@@ -32,8 +32,8 @@ static void end_parameter(struct call *c, uint32_t from) {
     td_gb_empty(c->s->b, tag(c->s->b, c->spec, from, "</", "parameter>\n"), c->to);
 }
 
-/* A string's text. Where the mark is spelled, text that only counts or matches would have to be
- * told from the closing tag; that is left to vocabularies that have the mark. */
+/* A string's text. Where the mark is spelled, text that is counted or matched would have to be told
+ * from the closing tag: such text then has no `<`. */
 static void raw_string(struct td_gs *s, const struct td_gs_node *n, void *context) {
     struct call *c = context;
     struct td_gb *b = s->b;
@@ -47,16 +47,16 @@ static void raw_string(struct td_gs *s, const struct td_gs_node *n, void *contex
                         behind);
         }
         end_parameter(c, behind);
-    } else if (!c->spec->dsml_token && (n->pattern || n->format || n->need || n->room != TD_ROOM_ANY)) {
-        const json_t *at = n->pattern ? n->pattern : n->format ? n->format : s->root;
-        td_gs_refuse(s, at, n->pattern ? "pattern" : n->format ? "format" : "maxLength",
-                     "of a string parameter cannot be enforced with this vocabulary");
     } else if (n->pattern || n->format) {
-        td_gs_pattern(s, c->from, behind, n, false);
+        td_gs_pattern(s, c->from, behind, n, false, !c->spec->dsml_token);
         end_parameter(c, behind);
     } else if (c->spec->dsml_token) {
         td_gb_call_counted(b, c->from, behind, TD_CORE_RAW, n->need, n->room);
         td_gb_empty(b, td_gb_text(b, behind, "parameter>\n"), c->to);
+    } else if (n->need || n->room != TD_ROOM_ANY) {
+        td_gb_pattern(b, c->from, behind, "[^<]*", 5,
+                      &(struct td_gb_text_form){.need = n->need, .room = n->room});
+        end_parameter(c, behind);
     } else {
         td_gb_call(b, c->from, behind, TD_CORE_RAW_SPELT);
         td_gb_empty(b, td_gb_text(b, behind, ">\n"), c->to);

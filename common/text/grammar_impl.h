@@ -9,11 +9,12 @@
  *
  * 32-bit words, little-endian:
  *     magic, rules, states, edges, calls, root rule, core states, 0
- *     rules  [n]      start state
+ *     rules  [n]      start state, ways to enter (itself and those of what its start calls)
  *     states [n + 1]  first edge, first call, flags | depth << 8; the last one ends the lists
  *     edges  [n]      lo | hi << 9 | flags << 18, target       ascending by lo inside a state
  *     calls  [n]      rule, target, need, room
- * A rule that the start state of another one calls has the lower number, so entering ends.
+ * A rule that the start state of another one calls has the lower number, so entering ends, and the
+ * ways are bounded (WAYS_MAX), so it ends soon.
  *
  * Strings are counted in their frame, not in states: `need` characters must and `room` may still
  * come (ROOM_ANY: any number). A CHAR edge takes one of both, an END edge wants need to be 0. So all
@@ -34,6 +35,7 @@ enum {
     TD_SYMBOLS,
 
     TD_G_HEAD = 8, /* words */
+    TD_G_RULE = 2,
     TD_G_STATE = 3,
     TD_G_EDGE = 2,
     TD_G_CALL = 4,
@@ -44,6 +46,7 @@ enum {
     TD_EDGE_CHAR = 1,
     TD_EDGE_END = 2,
 
+    TD_WAYS_MAX = 4096,
     TD_STATE_MAX = 1 << 20,
     TD_ROOM_ANY = (1 << 20) - 1, /* need and room are below it */
 };
@@ -76,6 +79,9 @@ static inline uint32_t td_frame_room(uint64_t f) { return (uint32_t)(f >> 44); }
 
 static inline const uint32_t *td_g_state(const struct td_grammar *g, uint32_t state) {
     return g->states + (size_t)state * TD_G_STATE;
+}
+static inline uint32_t td_g_start(const struct td_grammar *g, uint32_t rule) {
+    return g->rules[(size_t)rule * TD_G_RULE];
 }
 static inline uint32_t td_g_depth(const uint32_t *state) { return state[2] >> 8; }
 

@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { AS_BITS = UINT32_MAX, ENTRY_SHARE = 512 };
+/* A walk visits a node once per path that leads there. Ordinary grammars have one or two; the limit
+ * is for those made to have many, whose masks then lack tokens. */
+enum { AS_BITS = UINT32_MAX, ENTRY_SHARE = 512, VISITS_MAX = 20 << 20 };
 
 struct td_mask_entry {
     uint64_t frame;
@@ -21,7 +23,7 @@ struct walk {
     const struct td_grammar *g;
     uint32_t *bits;
     bool whole; /* the stack's lowest frame is the path's: nothing below decides anything */
-    uint32_t reach;
+    uint32_t reach, visits;
     uint64_t frames[TD_MATCH_DEPTH + 1];
 };
 
@@ -78,7 +80,7 @@ static void visit_calls(struct walk *w, uint32_t n, uint32_t node, const uint32_
     for (uint32_t k = s[1]; k < s[1 + TD_G_STATE]; k++) {
         const uint32_t *c = w->g->calls + (size_t)k * TD_G_CALL;
         const uint32_t *behind = td_g_state(w->g, c[1]);
-        uint32_t in = w->g->rules[c[0]];
+        uint32_t in = td_g_start(w->g, c[0]);
         /* A final target leaves no frame; below this walk's lowest frame that cannot be done, but
          * there a return through it is the same. */
         bool final = behind[2] & TD_STATE_FINAL && n > 1;
@@ -96,6 +98,7 @@ static void visit_calls(struct walk *w, uint32_t n, uint32_t node, const uint32_
 static void visit(struct walk *w, uint32_t n, uint32_t node) {
     const uint64_t top = w->frames[n - 1];
     const uint32_t *s = td_g_state(w->g, td_frame_state(top));
+    if (w->visits++ > VISITS_MAX) return;
     if (s[0] < s[TD_G_STATE]) visit_edges(w, n, node, s);
     if (s[1] < s[1 + TD_G_STATE]) visit_calls(w, n, node, s);
     if (!(s[2] & TD_STATE_ACCEPT)) return;

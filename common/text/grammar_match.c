@@ -3,66 +3,128 @@
 
 #include "common/text/grammar_impl.h"
 
-/* Puts the path that `frames` holds into the list unless it is there; a full list keeps what it
- * has. A final state returns at once, so that equal positions are equal stacks. */
-static void put(struct td_matcher *to, const uint64_t *frames, uint32_t n) {
-    if (n > 1 && td_g_state(to->g, td_frame_state(frames[n - 1]))[2] & TD_STATE_FINAL) n--;
-    for (uint32_t i = 0; i < to->n_paths; i++) {
-        const struct td_match_path *p = &to->paths[i];
-        if (p->n == n && memcmp(p->frames, frames, n * sizeof *frames) == 0) return;
-    }
-    if (to->n_paths == TD_MATCH_PATHS) return;
-    struct td_match_path *p = &to->paths[to->n_paths++];
-    p->n = n;
-    memcpy(p->frames, frames, n * sizeof *frames);
-}
+/* What to do with each way to take a symbol; the frames are the walker's, to be copied. */
+typedef void taken(void *context, const uint64_t *frames, uint32_t n);
 
-/* All ways to take one symbol from the stack of `n` frames, which is as before afterwards. */
-static void step(struct td_matcher *to, uint64_t *frames, uint32_t n, uint32_t symbol) {
-    const struct td_grammar *g = to->g;
+/* All ways to take one symbol from the stack of `n` frames, which is as before afterwards. A final
+ * state returns at once, so that equal positions are equal stacks. */
+static void step(const struct td_grammar *g, uint64_t *frames, uint32_t n, uint32_t symbol,
+                 taken *take, void *context) {
     const uint64_t top = frames[n - 1];
     const uint32_t *s = td_g_state(g, td_frame_state(top));
     for (uint32_t k = s[0]; k < s[TD_G_STATE]; k++) {
         const uint32_t *e = g->edges + (size_t)k * TD_G_EDGE;
         if (td_edge_lo(e) > symbol) break;
         if (td_edge_hi(e) < symbol || !td_edge_take(e, top, &frames[n - 1])) continue;
-        if (n + td_g_depth(td_g_state(g, e[1])) <= TD_MATCH_DEPTH) put(to, frames, n);
+        const uint32_t *to = td_g_state(g, e[1]);
+        if (n + td_g_depth(to) <= TD_MATCH_DEPTH)
+            take(context, frames, to[2] & TD_STATE_FINAL && n > 1 ? n - 1 : n);
     }
     for (uint32_t k = s[1]; k < s[1 + TD_G_STATE]; k++) {
         const uint32_t *c = g->calls + (size_t)k * TD_G_CALL;
         const uint32_t *behind = td_g_state(g, c[1]);
         bool final = behind[2] & TD_STATE_FINAL && n > 1;
-        uint32_t m = final ? n - 1 : n, in = g->rules[c[0]];
+        uint32_t m = final ? n - 1 : n, in = td_g_start(g, c[0]);
         if (m + 1 + td_g_depth(td_g_state(g, in)) > TD_MATCH_DEPTH ||
             n + td_g_depth(behind) > TD_MATCH_DEPTH)
             continue;
         if (!final) frames[n - 1] = td_frame(c[1], td_frame_need(top), td_frame_room(top));
         frames[m] = td_frame(in, c[2], c[3]);
-        step(to, frames, m + 1, symbol);
+        step(g, frames, m + 1, symbol, take, context);
     }
     frames[n - 1] = top;
     if (s[2] & TD_STATE_ACCEPT && n > 1) {
-        step(to, frames, n - 1, symbol);
+        step(g, frames, n - 1, symbol, take, context);
         frames[n - 1] = top;
     }
 }
 
-bool td_matcher_symbol(struct td_matcher *m, uint32_t symbol) {
+/* ---- all paths side by side ---- */
+
+struct collect {
+    struct td_matcher *to;
+    bool dropped; /* there were more than fit */
+};
+
+static void collect(void *context, const uint64_t *frames, uint32_t n) {
+    struct collect *c = context;
+    struct td_matcher *to = c->to;
+    for (uint32_t i = 0; i < to->n_paths; i++) {
+        const struct td_match_path *p = &to->paths[i];
+        if (p->n == n && memcmp(p->frames, frames, n * sizeof *frames) == 0) return;
+    }
+    if (to->n_paths == TD_MATCH_PATHS) {
+        c->dropped = true;
+        return;
+    }
+    struct td_match_path *p = &to->paths[to->n_paths++];
+    p->n = n;
+    memcpy(p->frames, frames, n * sizeof *frames);
+}
+
+static bool advance(struct td_matcher *m, uint32_t symbol, bool *ret_dropped) {
     struct td_matcher to;
     uint64_t frames[TD_MATCH_DEPTH + 1];
+    struct collect c = {.to = &to};
     if (m->ended) return false;
-    to.g = m->g;
     to.n_paths = 0;
     for (uint32_t i = 0; i < m->n_paths; i++) {
         memcpy(frames, m->paths[i].frames, m->paths[i].n * sizeof *frames);
-        step(&to, frames, m->paths[i].n, symbol);
+        step(m->g, frames, m->paths[i].n, symbol, collect, &c);
     }
+    *ret_dropped = *ret_dropped || c.dropped;
     if (to.n_paths == 0) return false;
     m->n_paths = to.n_paths;
     for (uint32_t i = 0; i < to.n_paths; i++) {
         m->paths[i].n = to.paths[i].n;
         memcpy(m->paths[i].frames, to.paths[i].frames, to.paths[i].n * sizeof *frames);
     }
+    return true;
+}
+
+bool td_matcher_symbol(struct td_matcher *m, uint32_t symbol) {
+    bool dropped = false;
+    return advance(m, symbol, &dropped);
+}
+
+/* ---- one path alone ----
+ *
+ * A mask looks at every path to its end, so it allows a token whose only path was dropped halfway
+ * because there were too many. Then that path is looked for and kept alone: an allowed token is
+ * never refused. */
+
+struct search {
+    const struct td_grammar *g;
+    const uint8_t *p;
+    size_t n;
+    bool found;
+    struct td_match_path path;
+};
+
+static void search(void *context, const uint64_t *frames, uint32_t n) {
+    struct search *s = context;
+    uint64_t own[TD_MATCH_DEPTH + 1];
+    if (s->found) return;
+    if (s->n == 0) {
+        s->found = true;
+        s->path.n = n;
+        memcpy(s->path.frames, frames, n * sizeof *frames);
+        return;
+    }
+    memcpy(own, frames, n * sizeof *frames);
+    s->p++, s->n--;
+    step(s->g, own, n, s->p[-1], search, s);
+    s->p--, s->n++;
+}
+
+static bool one_path(struct td_matcher *m, const char *p, size_t n) {
+    struct search s = {.g = m->g, .p = (const uint8_t *)p, .n = n};
+    for (uint32_t i = 0; i < m->n_paths && !s.found; i++)
+        search(&s, m->paths[i].frames, m->paths[i].n);
+    if (!s.found) return false;
+    m->n_paths = 1;
+    m->paths[0].n = s.path.n;
+    memcpy(m->paths[0].frames, s.path.frames, s.path.n * sizeof *s.path.frames);
     return true;
 }
 
@@ -82,16 +144,17 @@ void td_matcher_init(struct td_matcher *m, const struct td_grammar *g) {
     m->g = g;
     m->n_paths = 1;
     m->paths[0].n = 1;
-    m->paths[0].frames[0] = td_frame(g->rules[g->words[5]], 0, TD_ROOM_ANY);
+    m->paths[0].frames[0] = td_frame(td_g_start(g, g->words[5]), 0, TD_ROOM_ANY);
 }
 
 bool td_matcher_bytes(struct td_matcher *m, const char *p, size_t n) {
     struct td_matcher next;
-    if (n == 0) return !m->ended;
+    bool dropped = false;
+    if (n == 0 || m->ended) return !m->ended;
     if (n == 1) return td_matcher_symbol(m, (unsigned char)*p);
     copy(&next, m);
     for (size_t i = 0; i < n; i++)
-        if (!td_matcher_symbol(&next, (unsigned char)p[i])) return false;
+        if (!advance(&next, (unsigned char)p[i], &dropped)) return dropped && one_path(m, p, n);
     copy(m, &next);
     return true;
 }

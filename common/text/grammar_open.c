@@ -43,7 +43,7 @@ static td_status check_calls(const struct td_grammar *g, struct td_error *err) {
         if (c[0] >= g->n_rules || c[1] >= g->n_states || c[2] >= TD_ROOM_ANY || c[3] > TD_ROOM_ANY ||
             c[2] > c[3])
             return bad(err, "a call leads nowhere", k);
-        if (td_g_state(g, g->rules[c[0]])[2] & TD_STATE_ACCEPT)
+        if (td_g_state(g, td_g_start(g, c[0]))[2] & TD_STATE_ACCEPT)
             return bad(err, "what is called may be empty", k);
     }
     return TD_OK;
@@ -52,13 +52,18 @@ static td_status check_calls(const struct td_grammar *g, struct td_error *err) {
 /* Entering a rule may enter lower ones only, so it ends. */
 static td_status check_rules(const struct td_grammar *g, struct td_error *err) {
     for (uint32_t r = 0; r < g->n_rules; r++) {
-        if (g->rules[r] >= g->n_states) return bad(err, "a rule begins nowhere", r);
+        if (td_g_start(g, r) >= g->n_states) return bad(err, "a rule begins nowhere", r);
     }
     for (uint32_t r = 0; r < g->n_rules; r++) {
-        const uint32_t *s = td_g_state(g, g->rules[r]);
-        for (uint32_t k = s[1]; k < s[1 + TD_G_STATE]; k++)
-            if (k < g->n_calls && g->calls[(size_t)k * TD_G_CALL] >= r)
-                return bad(err, "rules enter each other", r);
+        const uint32_t *s = td_g_state(g, td_g_start(g, r));
+        uint64_t ways = 1;
+        for (uint32_t k = s[1]; k < s[1 + TD_G_STATE]; k++) {
+            uint32_t callee = g->calls[(size_t)k * TD_G_CALL];
+            if (callee >= r) return bad(err, "rules enter each other", r);
+            ways += g->rules[(size_t)callee * TD_G_RULE + 1];
+        }
+        if (ways > TD_WAYS_MAX || ways != g->rules[(size_t)r * TD_G_RULE + 1])
+            return bad(err, "a rule has too many ways to enter it", r);
     }
     return TD_OK;
 }
@@ -71,13 +76,13 @@ td_status td_grammar_open(const void *bytes, size_t n, struct td_grammar *ret_g,
         return bad(err, "its length or place is impossible", n);
     if (w[0] != TD_GRAMMAR_MAGIC) return bad(err, "its first word is another one's", w[0]);
     g.n_rules = w[1], g.n_states = w[2], g.n_edges = w[3], g.n_calls = w[4];
-    uint64_t words = TD_G_HEAD + (uint64_t)g.n_rules + ((uint64_t)g.n_states + 1) * TD_G_STATE +
+    uint64_t words = TD_G_HEAD + (uint64_t)g.n_rules * TD_G_RULE + ((uint64_t)g.n_states + 1) * TD_G_STATE +
                      (uint64_t)g.n_edges * TD_G_EDGE + (uint64_t)g.n_calls * TD_G_CALL;
     if (words * 4 != n) return bad(err, "its lists and its length differ", n);
     if (w[5] >= g.n_rules || w[6] > g.n_states || g.n_states >= TD_STATE_MAX)
         return bad(err, "its root is missing", w[5]);
     g.rules = w + TD_G_HEAD;
-    g.states = g.rules + g.n_rules;
+    g.states = g.rules + (size_t)g.n_rules * TD_G_RULE;
     g.edges = g.states + ((size_t)g.n_states + 1) * TD_G_STATE;
     g.calls = g.edges + (size_t)g.n_edges * TD_G_EDGE;
     for (uint32_t i = 0; i < g.n_states; i++)

@@ -14,6 +14,7 @@ struct pack {
     size_t n_order;
     uint32_t *rule_id; /* [n_rules] new number + 1, 0: unreached */
     uint8_t *color;
+    uint32_t *ways; /* [n_rules] to enter it */
     uint32_t *state_id;    /* [n_states] new number + 1 */
     uint32_t *state_order; /* [n_order_states] */
     size_t n_order_states;
@@ -102,6 +103,19 @@ static void reach(struct pack *p, uint32_t root) {
     }
 }
 
+/* Alternatives that lead to the same rules double the ways at each level; somebody could ask for
+ * 2^30 of them in a few lines. */
+static void count_ways(struct pack *p, uint32_t rule) {
+    struct td_gb *b = p->b;
+    const struct td_gb_state *s = &b->states[b->rules[rule].start];
+    uint64_t ways = 1;
+    for (uint32_t k = 0; k < s->n_calls; k++)
+        if (call_lives(p, &b->calls[s->call + k])) ways += p->ways[b->calls[s->call + k].rule];
+    if (ways > TD_WAYS_MAX)
+        td_gb_fail(b, TD_TOO_LONG, "more than %d alternatives begin in one place", TD_WAYS_MAX);
+    p->ways[rule] = (uint32_t)ways;
+}
+
 /* Rules whose start is called from another's start come before it. The graph's depth is bounded by
  * the number of rules, so the walk keeps its own stack. */
 static void order(struct pack *p, uint32_t rule) {
@@ -127,6 +141,7 @@ static void order(struct pack *p, uint32_t rule) {
         if (below) continue;
         p->color[at] = 3;
         n--;
+        count_ways(p, at);
         p->rule_order[p->n_order++] = at;
         p->rule_id[at] = (uint32_t)p->n_order;
     }
@@ -176,7 +191,7 @@ static void write_lists(const struct pack *p, struct td_bytes *edges, struct td_
 static void write_all(const struct pack *p, uint32_t root, uint32_t core, struct td_bytes *out) {
     struct td_bytes states = {0}, edges = {0}, calls = {0};
     write_lists(p, &edges, &calls, &states);
-    size_t n = (TD_G_HEAD + p->n_order) * 4 + states.n + edges.n + calls.n;
+    size_t n = (TD_G_HEAD + p->n_order * TD_G_RULE) * 4 + states.n + edges.n + calls.n;
     if (states.failed || edges.failed || calls.failed) {
         td_gb_fail(p->b, TD_NO_MEMORY, "no memory for a grammar");
     } else if (n > TD_GRAMMAR_BYTES_MAX) {
@@ -193,8 +208,10 @@ static void write_all(const struct pack *p, uint32_t root, uint32_t core, struct
                                           0};
         for (int i = 0; i < TD_G_HEAD; i++)
             word(out, head[i]);
-        for (size_t i = 0; i < p->n_order; i++)
+        for (size_t i = 0; i < p->n_order; i++) {
             word(out, p->state_id[p->b->rules[p->rule_order[i]].start] - 1);
+            word(out, p->ways[p->rule_order[i]]);
+        }
         td_bytes_add(out, states.p, states.n);
         td_bytes_add(out, edges.p, edges.n);
         td_bytes_add(out, calls.p, calls.n);
@@ -211,11 +228,12 @@ static bool take(struct pack *p) {
     p->rule_order = calloc(rules, sizeof *p->rule_order);
     p->rule_id = calloc(rules, sizeof *p->rule_id);
     p->color = calloc(rules, 1);
+    p->ways = calloc(rules, sizeof *p->ways);
     p->state_id = calloc(states, sizeof *p->state_id);
     p->state_order = calloc(states, sizeof *p->state_order);
     p->todo = calloc(states, sizeof *p->todo);
     p->rule_todo = calloc(rules, sizeof *p->rule_todo);
-    if (!p->depth || !p->rule_order || !p->rule_id || !p->color || !p->state_id ||
+    if (!p->depth || !p->rule_order || !p->rule_id || !p->color || !p->ways || !p->state_id ||
         !p->state_order || !p->todo || !p->rule_todo) {
         td_gb_fail(p->b, TD_NO_MEMORY, "no memory for a grammar");
         return false;
@@ -241,6 +259,7 @@ static void pack(struct pack *p, uint32_t root, struct td_bytes *out) {
         p->color[i] = 3;
         p->rule_order[p->n_order++] = i;
         p->rule_id[i] = (uint32_t)p->n_order;
+        count_ways(p, i);
     }
     uint32_t core = (uint32_t)p->n_order_states;
     reach(p, root);
@@ -259,6 +278,7 @@ td_status td_gb_pack(struct td_gb *b, uint32_t root, struct td_bytes *out) {
     free(p.rule_order);
     free(p.rule_id);
     free(p.color);
+    free(p.ways);
     free(p.state_id);
     free(p.state_order);
     free(p.todo);

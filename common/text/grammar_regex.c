@@ -383,6 +383,11 @@ static void whole(struct regex *r, bool search, uint32_t from, uint32_t to) {
 
 /* ---- drawing ---- */
 
+static void around_less(struct td_gb *b, uint32_t from, uint32_t to, const struct edge *e) {
+    if (e->lo < '<') td_gb_code_points(b, from, to, e->lo, '<' - 1);
+    if (e->hi > '<') td_gb_code_points(b, from, to, '<' + 1, e->hi);
+}
+
 /* The automaton once per number of characters so far: up to `room`, or `need` when there is no
  * bound above, from where on it stays. */
 static void draw(const struct regex *r, struct td_gb *b, const struct td_gb_text_form *f,
@@ -410,8 +415,10 @@ static void draw(const struct regex *r, struct td_gb *b, const struct td_gb_text
                 continue;
             else if (f->json)
                 td_gb_json_points(b, at + e->from, next + e->to, e->lo, e->hi);
-            else
+            else if (!f->no_less || e->lo > '<' || e->hi < '<')
                 td_gb_code_points(b, at + e->from, next + e->to, e->lo, e->hi);
+            else
+                around_less(b, at + e->from, next + e->to, e);
         }
         if (k >= f->need) td_gb_empty(b, at + accept, to);
     }

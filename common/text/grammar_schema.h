@@ -18,6 +18,7 @@
 struct td_gb_text_form {
     bool json;           /* characters of a JSON string */
     bool search;         /* may match anywhere in the text */
+    bool no_less;        /* without the character < */
     uint32_t need, room; /* characters */
 };
 
@@ -141,7 +142,7 @@ void td_gs_alternatives(struct td_gs *s, const struct td_gs_node *n, td_gs_draw_
                         void *context);
 /* The text of a node's pattern or format. */
 void td_gs_pattern(struct td_gs *s, uint32_t from, uint32_t to, const struct td_gs_node *n,
-                   bool json);
+                   bool json, bool no_less);
 /* Refuses counts of members that do not follow from the names; `open`: there may be other keys. */
 void td_gs_check_counts(struct td_gs *s, const struct td_gs_node *n, const struct td_gs_names *m,
                         bool open);

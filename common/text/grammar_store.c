@@ -87,7 +87,7 @@ static uint32_t common_core(const struct td_grammar *a, const struct td_grammar 
         return 0;
     const uint32_t *x = td_g_state(a, n), *y = td_g_state(b, n);
     bool same = x[0] == y[0] && x[1] == y[1] &&
-                memcmp(a->rules, b->rules, TD_CORE_RULES * sizeof *a->rules) == 0 &&
+                memcmp(a->rules, b->rules, TD_CORE_RULES * TD_G_RULE * 4) == 0 &&
                 memcmp(a->states, b->states, (size_t)n * TD_G_STATE * 4) == 0 &&
                 memcmp(a->edges, b->edges, (size_t)x[0] * TD_G_EDGE * 4) == 0 &&
                 memcmp(a->calls, b->calls, (size_t)x[1] * TD_G_CALL * 4) == 0;
@@ -187,11 +187,11 @@ bool td_grammars_warm(struct td_grammars *s, const struct td_grammar *g, uint32_
     uint32_t core = core_of(g);
     for (uint32_t k = 0; k < g->n_calls; k++) { /* strings with their numbers first: the longest */
         const uint32_t *c = g->calls + (size_t)k * TD_G_CALL;
-        const uint32_t *start = td_g_state(g, g->rules[c[0]]);
+        const uint32_t *start = td_g_state(g, td_g_start(g, c[0]));
         uint32_t in = g->edges[(size_t)start[0] * TD_G_EDGE + 1];
         if (c[0] != TD_CORE_STRING && c[0] != TD_CORE_RAW) continue;
         if (td_now_ns() >= end) return false;
-        if (!td_masks_frame(&s->masks, g, core, td_frame(g->rules[c[0]], c[2], c[3])) ||
+        if (!td_masks_frame(&s->masks, g, core, td_frame(td_g_start(g, c[0]), c[2], c[3])) ||
             (c[0] == TD_CORE_STRING && !td_masks_frame(&s->masks, g, core, td_frame(in, c[2], c[3]))))
             return false;
     }

@@ -91,14 +91,14 @@ static uint32_t value(struct td_gb *b, uint32_t from, const json_t *v, int depth
 /* ---- strings ---- */
 
 void td_gs_pattern(struct td_gs *s, uint32_t from, uint32_t to, const struct td_gs_node *n,
-                   bool json) {
+                   bool json, bool no_less) {
     struct td_gb *b = s->b;
     const json_t *at = n->pattern ? n->pattern : n->format;
     const char *key = n->pattern ? "pattern" : "format";
     const char *text = json_string_value(json_object_get(at, key));
     const char *p = n->pattern ? text : td_gb_format(text);
     struct td_gb_text_form f = {
-        .json = json, .search = n->pattern != NULL, .need = n->need, .room = n->room};
+        .json = json, .search = n->pattern != NULL, .no_less = no_less, .need = n->need, .room = n->room};
     struct td_error why = {0}, *err = b->err;
     if (b->st != TD_OK || n->need > n->room) return;
     b->err = &why; /* the sentence gets its place */
@@ -120,7 +120,7 @@ static void string(struct td_gs *s, uint32_t from, uint32_t to, const struct td_
         return;
     }
     uint32_t open = td_gb_text(b, from, "\""), close = td_gb_new(b);
-    td_gs_pattern(s, open, close, n, true);
+    td_gs_pattern(s, open, close, n, true, false);
     td_gb_empty(b, td_gb_text(b, close, "\""), to);
 }
 

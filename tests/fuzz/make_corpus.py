@@ -293,6 +293,38 @@ def reply():
     put("reply", "bad-utf8", bytes([CALLS]) + b"c\xe6\xaf\xf0\x9f\x95\xed\xa0<\xf8\xf8")
 
 
+def grammar():
+    """Options as in fuzz_grammar.c: 1 text, 2 object, 3 schema, 4 pattern, 0 calls."""
+    reasoning, one_call, token, tool, raw = 8, 16, 32, 64, 128
+    def closed(**p):
+        return {"type": "object", "properties": p, "required": list(p), "additionalProperties": False}
+    tree = {"$defs": {"n": closed(v={"type": "integer"}, next={"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]})},
+            "$ref": "#/$defs/n"}
+    seeds = {
+        "object": (2, b"", b'{"a": [1, -2.5e+3, "\\u00e9\\ud83d\\ude00 \xc3\xa9", {}, null]}'),
+        "closed": (3, closed(a={"type": "string", "maxLength": 3}, b={"type": "array", "items": {"type": "number"}}), b'{"a":"xyz","b":[1,2.5]}'),
+        "open": (3, {"type": "object", "properties": {"a": {"enum": [1, "x", None, [2]]}}, "additionalProperties": {"type": "boolean"}}, b'{"a":"x","ab":true}'),
+        "tree": (3, tree, b'{"v":1,"next":{"v":2,"next":null}}'),
+        "one-of": (3 | reasoning, {"oneOf": [closed(k={"const": "a"}), closed(k={"const": "b"}, n={"minimum": -2.5, "type": "number"})]}, b'{"k":"b","n":-2.25}'),
+        "all-of": (3, {"allOf": [{"type": "integer", "minimum": 7}, {"exclusiveMaximum": 1200}]}, b"1199"),
+        "prefix": (3, {"prefixItems": [{"type": "string", "format": "date"}, {}], "minItems": 1, "maxItems": 3}, b'["2026-02-28",{},1]'),
+        "string-pattern": (3, {"type": "string", "pattern": "^(a|b\\\\d){2,4}[^x-z]*$", "minLength": 3, "maxLength": 9}, b'"ab1ab2cd"'),
+        "pattern": (4, b"(ab|a)(c|bcd){2}(d*)[\\u00e9-\\u{1F600}]?", b"abcbcdd"),
+        "calls": (0 | tool | token, b"", closed(a={"type": "string"}, n={"type": ["integer", "null"]}),
+                  '\n\n<\xfetool_calls>\n<\xfeinvoke name="name">\n<\xfeparameter name="a" string="true">x < y</\xfeparameter>\n'
+                  '<\xfeparameter name="n" string="false">12</\xfeparameter>\n</\xfeinvoke>\n</\xfetool_calls>'.encode("latin-1")),
+        "text-or-calls": (1 | tool | one_call, b"", {"type": "object"}, "a\n\n<｜DSML｜tool_calls>\n".encode()),
+    }
+    for name, (options, *parts) in seeds.items():
+        put("grammar", "ok-" + name, bytes([options]) + b"\xff".join(x if isinstance(x, bytes) else dump(x).encode() for x in parts))
+    for name, schema in {"keyword": {"uniqueItems": True}, "no-json": b"{", "self": {"$ref": "#"}, "nothing": {"type": []},
+                         "one-of-overlap": {"oneOf": [{}, {}]}, "no-value": False,
+                         "ways": {"$ref": "#/$defs/20", "$defs": {str(i): {"anyOf": [{"$ref": f"#/$defs/{i - 1}"}] * 2} if i else False for i in range(21)}},
+                         "look-ahead": {"pattern": "(?=a)b"}}.items():
+        put("grammar", "bad-" + name, b"\x03" + (schema if isinstance(schema, bytes) else dump(schema).encode()))
+    put("grammar", "bad-compiled", bytes([raw]) + b"TDG1" + bytes(60))
+
+
 def chat():
     system, user, assistant, developer, tool, reminder = (bytes([i]) for i in range(6))
     def message(role, *fields):
@@ -421,3 +453,4 @@ model()
 reply()
 chat()
 request()
+grammar()

