@@ -2,7 +2,7 @@
  */
 #include "kernels/cuda/op.h"
 
-enum { THREADS = 128, CHOICE_THREADS = 256, GROUP_TILE = 1024 };
+enum { THREADS = 128, CHOICE_THREADS = 256, GROUP_WARPS = TD_MAX_EXPERTS / 32 };
 
 /* ---- choice ---- */
 
@@ -79,40 +79,50 @@ void TD_PLAIN(route)(const struct td_device *d, const struct td_route_args *a) {
 
 /* ---- grouping ---- */
 
-/* One block, a thread per expert: everyone walks all choices, tile by tile, and keeps its own, so
- * the order inside an expert is that of the tokens. */
+/* One block. Each warp has a stretch of the choices and counts those of every expert; from the sums
+ * over experts and over the warps before it follows where its first one of an expert goes. Then it
+ * walks through its stretch again, 32 choices at a time, so that the order inside an expert is that
+ * of the tokens. */
 static __global__ void group_rows(struct td_group_args a) {
-    __shared__ uint32_t tile[GROUP_TILE], start[TD_MAX_EXPERTS + 1];
-    uint32_t e = threadIdx.x, all = a.n * a.k, count = 0;
-    for (int pass = 0; pass < 2; pass++) {
-        uint32_t next = pass ? start[e] : 0;
-        for (uint32_t from = 0; from < all; from += GROUP_TILE) {
-            uint32_t len = all - from < GROUP_TILE ? all - from : GROUP_TILE;
-            __syncthreads();
-            for (uint32_t i = e; i < len; i += TD_MAX_EXPERTS)
-                tile[i] = a.expert[from + i];
-            __syncthreads();
-            for (uint32_t i = 0; i < len; i++) {
-                if (tile[i] != e) continue;
-                if (pass) {
-                    a.token[next] = (from + i) / a.k;
-                    a.row_weight[next] = a.weight[from + i];
-                    a.place[from + i] = next;
-                }
-                next++;
-            }
+    __shared__ uint32_t next[GROUP_WARPS][TD_MAX_EXPERTS], start[2][TD_MAX_EXPERTS];
+    uint32_t t = threadIdx.x, warp = t / 32, lane = t % 32, all = a.n * a.k, own = 0, turn = 0;
+    uint32_t span = (td_ceil(all, GROUP_WARPS) + 31) & ~31u, from = warp * span;
+    uint32_t end = from + span < all ? from + span : all;
+    for (uint32_t w = 0; w < GROUP_WARPS; w++)
+        next[w][t] = 0;
+    __syncthreads();
+    for (uint32_t i = from + lane; i < end; i += 32)
+        atomicAdd(&next[warp][a.expert[i]], 1u);
+    __syncthreads();
+    for (uint32_t w = 0; w < GROUP_WARPS; w++) {
+        uint32_t count = next[w][t];
+        next[w][t] = own;
+        own += count;
+    }
+    start[0][t] = own;
+    __syncthreads();
+    for (uint32_t by = 1; by < TD_MAX_EXPERTS; by *= 2, turn ^= 1) {
+        start[turn ^ 1][t] = start[turn][t] + (t >= by ? start[turn][t - by] : 0);
+        __syncthreads();
+    }
+    uint32_t first = start[turn][t] - own;
+    if (t <= a.experts) a.offset[t] = first;
+    if (t == 0 && a.experts == TD_MAX_EXPERTS) a.offset[a.experts] = all;
+    for (uint32_t w = 0; w < GROUP_WARPS; w++)
+        next[w][t] += first;
+    __syncthreads();
+    for (uint32_t i = from; i < end; i += 32) {
+        uint32_t at = i + lane, e = at < end ? a.expert[at] : (uint32_t)TD_MAX_EXPERTS;
+        uint32_t same = __match_any_sync(0xffffffffu, e), to = 0;
+        if (at < end) to = next[warp][e] + (uint32_t)__popc(same & ((1u << lane) - 1u));
+        __syncwarp();
+        if (at < end) {
+            if (same >> lane == 1u) next[warp][e] = to + 1; /* the last of them */
+            a.token[to] = at / a.k;
+            a.row_weight[to] = a.weight[at];
+            a.place[at] = to;
         }
-        if (pass) return;
-        count = next;
-        start[e + 1] = count;
-        if (e == 0) start[0] = 0;
-        __syncthreads();
-        if (e == 0)
-            for (uint32_t i = 0; i < TD_MAX_EXPERTS; i++)
-                start[i + 1] += start[i];
-        __syncthreads();
-        for (uint32_t i = e; i <= a.experts; i += TD_MAX_EXPERTS)
-            a.offset[i] = start[i];
+        __syncwarp();
     }
 }
 

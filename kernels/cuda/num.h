@@ -161,6 +161,15 @@ static __device__ inline float td_weight_value(const struct td_weight *w, uint32
 
 /* ---- a block's sums ---- */
 
+/* The factor of a norm from its sixteen chains. */
+static __device__ inline float td_rms_of(const float *part, uint32_t dim, float eps) {
+    float v[8];
+    for (int i = 0; i < 8; i++)
+        v[i] = part[i] + part[i + 8];
+    float a = v[0] + v[4], b = v[1] + v[5], c = v[2] + v[6], e = v[3] + v[7];
+    return 1.0f / sqrtf(((a + c) + (b + e)) / (float)dim + eps);
+}
+
 /* The norm factor of x[0..dim-1] by a block of at least 16 threads: 1 / sqrt(lane sum / dim + eps).
  * `part` [17] is shared memory; the result is every thread's. */
 static __device__ inline float td_rms_factor(const float *x, uint32_t dim, float eps, float *part) {
@@ -172,13 +181,7 @@ static __device__ inline float td_rms_factor(const float *x, uint32_t dim, float
         part[t] = sum;
     }
     __syncthreads();
-    if (t == 0) {
-        float v[8];
-        for (int i = 0; i < 8; i++)
-            v[i] = part[i] + part[i + 8];
-        float a = v[0] + v[4], b = v[1] + v[5], c = v[2] + v[6], e = v[3] + v[7];
-        part[16] = 1.0f / sqrtf(((a + c) + (b + e)) / (float)dim + eps);
-    }
+    if (t == 0) part[16] = td_rms_of(part, dim, eps);
     __syncthreads();
     return part[16];
 }

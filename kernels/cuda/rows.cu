@@ -47,11 +47,45 @@ void TD_PLAIN(add_shards)(const struct td_device *d, const struct td_add_shards_
 
 /* ---- norm ---- */
 
+enum { NORM_TILE = 1024, NORM_EACH = NORM_TILE / THREADS };
+
+/* td_rms_factor of a row in device memory, by the whole block. The sixteen chains are what takes
+ * time: each of their steps would wait for memory, so everyone brings the row to shared memory, the
+ * next stretch while the chains walk through this one. */
+static __device__ float row_factor(const float *x, uint32_t dim, float eps) {
+    __shared__ float tile[2][NORM_TILE], part[17];
+    float next[NORM_EACH], sum = 0.0f;
+    uint32_t t = threadIdx.x, turn = 0;
+    for (uint32_t i = 0; i < NORM_EACH; i++)
+        next[i] = i * THREADS + t < dim ? x[i * THREADS + t] : 0.0f;
+    for (uint32_t begin = 0; begin < dim; begin += NORM_TILE, turn ^= 1) {
+        uint32_t rest = dim - begin < NORM_TILE ? dim - begin : (uint32_t)NORM_TILE;
+#pragma unroll
+        for (uint32_t i = 0; i < NORM_EACH; i++)
+            tile[turn][i * THREADS + t] = next[i];
+        __syncthreads();
+#pragma unroll
+        for (uint32_t i = 0; i < NORM_EACH; i++) {
+            uint32_t at = begin + NORM_TILE + i * THREADS + t;
+            next[i] = at < dim ? x[at] : 0.0f;
+        }
+        if (t < 16) {
+#pragma unroll 16
+            for (uint32_t i = t; i < rest; i += 16)
+                sum = fmaf(tile[turn][i], tile[turn][i], sum);
+        }
+    }
+    if (t < 16) part[t] = sum;
+    __syncthreads();
+    if (t == 0) part[16] = td_rms_of(part, dim, eps);
+    __syncthreads();
+    return part[16];
+}
+
 static __global__ void norm_rows(struct td_rms_norm_args a) {
-    __shared__ float part[17];
     const float *x = a.x + blockIdx.x * a.x_stride;
     float *y = a.y + blockIdx.x * a.y_stride;
-    float r = td_rms_factor(x, a.dim, a.eps, part);
+    float r = row_factor(x, a.dim, a.eps);
     for (uint32_t c = threadIdx.x; c < a.dim; c += THREADS)
         y[c] = a.w ? x[c] * r * a.w[c] : x[c] * r;
 }
@@ -134,10 +168,10 @@ static __device__ void comb_of(float (*c)[S], uint32_t iters, float eps) {
 }
 
 static __global__ void pre_rows(struct td_hc_pre_args a) {
-    __shared__ float part[17], pre[S], comb[S][S];
+    __shared__ float pre[S], comb[S][S];
     uint32_t i = blockIdx.x, t = threadIdx.x;
     const float *x = a.x + (size_t)i * S * a.hidden, *m = a.m + (size_t)i * 24;
-    float r = td_rms_factor(x, S * a.hidden, a.eps, part);
+    float r = row_factor(x, S * a.hidden, a.eps);
     if (t < 32) {
         if (t < S) {
             pre[t] = td_sigmoid(fmaf(m[t] * r, a.scale[0], a.base[t])) + a.hc_eps;
@@ -180,10 +214,10 @@ void TD_PLAIN(hc_post)(const struct td_device *d, const struct td_hc_post_args *
 }
 
 static __global__ void head_rows(struct td_hc_head_args a) {
-    __shared__ float part[17], w[S];
+    __shared__ float w[S];
     uint32_t i = blockIdx.x, t = threadIdx.x;
     const float *x = a.x + (size_t)i * S * a.hidden, *m = a.m + (size_t)i * S;
-    float r = td_rms_factor(x, S * a.hidden, a.eps, part);
+    float r = row_factor(x, S * a.hidden, a.eps);
     if (t < S) w[t] = td_sigmoid(fmaf(m[t] * r, a.scale[0], a.base[t])) + a.hc_eps;
     __syncthreads();
     mix_down(x, w, a.y + (size_t)i * a.hidden, a.hidden);

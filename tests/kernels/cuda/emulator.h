@@ -101,6 +101,13 @@ static inline unsigned __ballot_sync(unsigned, int p) {
         mask |= (unsigned)all[i] << i;
     return mask;
 }
+static inline unsigned __match_any_sync(unsigned, unsigned v) {
+    unsigned all[32], mask = 0;
+    td_emulate_exchange(&v, sizeof v, all);
+    for (unsigned i = 0; i < 32; i++)
+        mask |= (unsigned)(all[i] == v) << i;
+    return mask;
+}
 static inline int __popc(unsigned v) {
     return __builtin_popcount(v);
 }
