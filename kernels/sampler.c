@@ -10,6 +10,7 @@
 #include "kernels/aside.h"
 #include "kernels/sample.h"
 #include "kernels/shape.h"
+#include "kernels/threads.h"
 
 _Static_assert((int)TD_GUIDE_GRAMMAR_MAX == (int)TD_GRAMMAR_BYTES_MAX, "one bound");
 
@@ -31,9 +32,9 @@ static uint32_t mask_words(uint32_t vocab) {
     return (vocab + 31) / 32;
 }
 
-size_t td_samplers_bytes(uint32_t slots, uint32_t vocab) {
-    return slots * (size_t)vocab * sizeof(uint32_t) + vocab * sizeof(float) +
-           td_sample_workspace(vocab);
+size_t td_samplers_bytes(uint32_t slots, uint32_t vocab, uint32_t threads) {
+    size_t each = vocab * sizeof(float) + td_sample_workspace(vocab);
+    return slots * (size_t)vocab * sizeof(uint32_t) + (threads > 1 ? threads : 1) * each;
 }
 
 size_t td_samplers_grammar_bytes(uint32_t slots, uint32_t vocab, size_t mask_bytes) {
@@ -70,12 +71,14 @@ td_status td_samplers_init(struct td_samplers *s, const struct td_samplers_param
     s->of = calloc(p->slots, sizeof *s->of);
     s->counts = calloc((size_t)p->slots * p->vocab, sizeof *s->counts);
     s->masks = calloc((size_t)p->slots * s->mask_words, sizeof *s->masks);
-    s->shaped = calloc(p->vocab, sizeof *s->shaped);
-    s->work = calloc(1, td_sample_workspace(p->vocab));
+    size_t lanes = p->threads > 1 ? p->threads : 1;
+    s->shaped = calloc(lanes * p->vocab, sizeof *s->shaped);
+    s->work = calloc(lanes, td_sample_workspace(p->vocab));
     td_status st =
         s->of && s->counts && s->masks && s->shaped && s->work
             ? open_store(s, err)
             : td_fail(err, TD_NO_MEMORY, "no memory for the sampling of %u sequences", p->slots);
+    if (st == TD_OK && lanes > 1) st = td_threads_create(p->threads, &s->threads, err);
     s->p.tokenizer = NULL;
     if (st != TD_OK) td_samplers_finish(s);
     return st;
@@ -83,6 +86,7 @@ td_status td_samplers_init(struct td_samplers *s, const struct td_samplers_param
 
 void td_samplers_finish(struct td_samplers *s) {
     td_aside_destroy(s->aside);
+    td_threads_destroy(s->threads);
     td_grammars_destroy(s->store);
     free(s->of);
     free(s->counts);
@@ -205,8 +209,9 @@ static bool any_other(const struct td_samplers *s, const uint32_t *mask, int32_t
 
 /* The logits to choose from, or NULL: the model's as they are. Where nothing but the end may come,
  * it comes, however early. */
-static td_status shape(struct td_samplers *s, const float *logits, const struct td_worker_sample *p,
-                       const float **ret, struct td_error *err) {
+static td_status shape(const struct td_samplers *s, const float *logits,
+                       const struct td_worker_sample *p, float *shaped, const float **ret,
+                       struct td_error *err) {
     const struct td_sampling *q = p->sampling;
     const struct td_guide *g = q->guide;
     const uint32_t *mask = guided(q) ? mask_of(s, p->slot) : NULL;
@@ -230,14 +235,17 @@ static td_status shape(struct td_samplers *s, const float *logits, const struct 
         .mask = mask,
         .excluded = early ? s->p.eos : -1,
     };
-    td_shape_logits(logits, s->p.vocab, &t, s->shaped);
-    *ret = s->shaped;
+    td_shape_logits(logits, s->p.vocab, &t, shaped);
+    *ret = shaped;
     return TD_OK;
 }
 
-td_status td_samplers_draw(struct td_samplers *s, const float *logits,
-                           const struct td_worker_sample *p, struct td_token *ret,
-                           struct td_error *err) {
+/* By thread `lane`, with working memory of its own. */
+static td_status draw(const struct td_samplers *s, uint32_t lane, const float *logits,
+                      const struct td_worker_sample *p, struct td_token *ret,
+                      struct td_error *err) {
+    void *work = s->work + lane * td_sample_workspace(s->p.vocab);
+    float *room = s->shaped + (size_t)lane * s->p.vocab;
     const struct td_sampling *q = p->sampling;
     const struct td_error *why = &s->of[p->slot].why;
     const struct td_sample_params params = {
@@ -253,12 +261,44 @@ td_status td_samplers_draw(struct td_samplers *s, const float *logits,
     const float *shaped = NULL;
     TD_TRY(td_sample_params_check(&params, err));
     if (guided(q) && why->status != TD_OK) return td_fail(err, why->status, "%s", why->text);
-    TD_TRY(shape(s, logits, p, &shaped, err));
-    TD_TRY(td_sample(logits, shaped, s->p.vocab, &params, p->position, s->work, &t, err));
+    TD_TRY(shape(s, logits, p, room, &shaped, err));
+    TD_TRY(td_sample(logits, shaped, s->p.vocab, &params, p->position, work, &t, err));
     ret->id = t.token;
     ret->logprob = t.logprob;
     ret->n_top = t.n_top;
     for (uint32_t i = 0; i < t.n_top; i++)
         ret->top[i] = (struct td_token_alt){.id = t.top[i].id, .logprob = t.top[i].logprob};
     return TD_OK;
+}
+
+td_status td_samplers_draw(struct td_samplers *s, const float *logits,
+                           const struct td_worker_sample *p, struct td_token *ret,
+                           struct td_error *err) {
+    return draw(s, 0, logits, p, ret, err);
+}
+
+struct draws {
+    const struct td_samplers *s;
+    const float *logits;
+    const struct td_worker_sample *samples;
+    struct td_token *tokens;
+    struct td_error *failed;
+};
+
+static void draw_some(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {
+    const struct draws *d = arg;
+    for (uint32_t i = begin; i < end; i++) {
+        const float *row = d->logits + (size_t)d->samples[i].row * d->s->p.vocab;
+        d->failed[i].status = draw(d->s, thread, row, &d->samples[i], &d->tokens[i], &d->failed[i]);
+    }
+}
+
+void td_samplers_draw_all(struct td_samplers *s, const float *logits,
+                          const struct td_worker_sample *samples, uint32_t n,
+                          struct td_token *tokens, struct td_error *failed) {
+    const struct draws d = {s, logits, samples, tokens, failed};
+    if (s->threads && n > 1)
+        td_threads_run(s->threads, draw_some, &d, n);
+    else
+        draw_some(&d, 0, n, 0);
 }

@@ -20,6 +20,7 @@
 struct td_aside;
 struct td_grammars;
 struct td_sampler;
+struct td_threads;
 struct td_tokenizer;
 
 /* One sampling of a step. */
@@ -38,6 +39,7 @@ struct td_samplers_params {
     int32_t eos;                          /* -1: there is no end-of-text */
     const struct td_tokenizer *tokenizer; /* for the call only; NULL: no grammars */
     size_t mask_bytes;                    /* budget for masks computed before */
+    uint32_t threads; /* that draw a step's samples; 0 and 1: the caller alone */
 };
 
 struct td_samplers {
@@ -46,9 +48,10 @@ struct td_samplers {
     uint32_t *counts;      /* [slots][vocab]: kernels/shape.h */
     uint32_t *masks;       /* [slots][mask_words] */
     uint32_t mask_words;
-    float *shaped;             /* [vocab] */
-    void *work;                /* td_sample_workspace */
-    struct td_grammars *store; /* of the thread beside; NULL: none */
+    struct td_threads *threads; /* NULL: the caller alone */
+    float *shaped;              /* [threads][vocab] */
+    uint8_t *work;              /* [threads][td_sample_workspace] */
+    struct td_grammars *store;  /* of the thread beside; NULL: none */
     struct td_aside *aside;
     const struct td_worker_sample *samples; /* [n_samples] of the step under way */
     uint32_t n_samples;
@@ -57,7 +60,7 @@ struct td_samplers {
 TD_MUST_USE td_status td_samplers_init(struct td_samplers *s, const struct td_samplers_params *p,
                                        struct td_error *err);
 /* What it takes, without grammars, and at most for those. */
-size_t td_samplers_bytes(uint32_t slots, uint32_t vocab);
+size_t td_samplers_bytes(uint32_t slots, uint32_t vocab, uint32_t threads);
 size_t td_samplers_grammar_bytes(uint32_t slots, uint32_t vocab, size_t mask_bytes);
 /* A zeroed one is fine. */
 void td_samplers_finish(struct td_samplers *s);
@@ -74,5 +77,10 @@ void td_samplers_wait(struct td_samplers *s);
 TD_MUST_USE td_status td_samplers_draw(struct td_samplers *s, const float *logits,
                                        const struct td_worker_sample *p, struct td_token *ret,
                                        struct td_error *err);
+/* The same for all samples of a step: failed[i].status is how sample i of [n] went. `logits`: rows
+ * of [vocab]. Who draws what changes no token. */
+void td_samplers_draw_all(struct td_samplers *s, const float *logits,
+                          const struct td_worker_sample *samples, uint32_t n,
+                          struct td_token *tokens, struct td_error *failed);
 
 #endif

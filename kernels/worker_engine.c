@@ -51,7 +51,8 @@ static td_status open_samplers(struct td_worker_engine *w, const struct td_confi
                                          .vocab = w->model->config.vocab,
                                          .eos = w->model->config.eos_id,
                                          .tokenizer = t,
-                                         .mask_bytes = c->grammar_mask_bytes};
+                                         .mask_bytes = c->grammar_mask_bytes,
+                                         .threads = td_worker_sample_threads(&w->options)};
     td_status st = td_samplers_init(&w->samplers, &p, err);
     td_tokenizer_destroy(t);
     w->mask_bytes = p.mask_bytes;
@@ -105,10 +106,7 @@ td_status td_worker_engine_step(struct td_worker_engine *w, const struct td_run 
     for (uint32_t i = 0; capture && i < n_samples; i++)
         if (samples[i].sampling->selections) td_selections_add(&w->selections, i, samples[i].row);
     if (ret_selections) *ret_selections = capture ? td_selections_of(&w->selections) : NULL;
-    for (uint32_t i = 0; i < n_samples; i++)
-        failed[i].status =
-            td_samplers_draw(&w->samplers, logits + (size_t)samples[i].row * w->model->config.vocab,
-                             &samples[i], &tokens[i], &failed[i]);
+    td_samplers_draw_all(&w->samplers, logits, samples, n_samples, tokens, failed);
     return TD_OK;
 }
 
@@ -117,7 +115,8 @@ void td_worker_engine_memory_text(const struct td_worker_engine *w, size_t slabs
     struct td_worker_plan p = {
         .options = w->options,
         .layout = *w->layout,
-        .sampling = td_samplers_bytes(w->options.slots, w->model->config.vocab),
+        .sampling = td_samplers_bytes(w->options.slots, w->model->config.vocab,
+                                      td_worker_sample_threads(&w->options)),
         .grammars =
             td_samplers_grammar_bytes(w->options.slots, w->model->config.vocab, w->mask_bytes),
         .selections = w->selections.bytes,

@@ -105,6 +105,11 @@ uint32_t td_worker_plan_sequences(const struct td_worker_plan *p, uint32_t token
 
 /* ---- planning ---- */
 
+uint32_t td_worker_sample_threads(const struct td_engine_options *o) {
+    if (!o->backend || o->backend->host) return 1;
+    return o->threads < o->slots ? o->threads : o->slots;
+}
+
 /* What does not change while numbers are tried. */
 struct asked {
     const struct td_model *model;
@@ -123,7 +128,7 @@ static td_status plan_with(const struct asked *a, uint32_t pages, uint32_t slots
                     LAYER_KERNELS * GRAPH_KERNEL;
     TD_TRY(td_engine_plan(a->model, o, &p->layout, &p->engine, err));
     uint32_t samples = slots > TD_CHOICES_MAX ? slots : TD_CHOICES_MAX;
-    p->sampling = td_samplers_bytes(slots, a->model->config.vocab);
+    p->sampling = td_samplers_bytes(slots, a->model->config.vocab, td_worker_sample_threads(o));
     p->selections = td_selections_bytes(&p->layout, o->index_topk, o->max_runs, samples);
     return TD_OK;
 }
@@ -272,7 +277,8 @@ td_status td_worker_plan_card(const struct td_model *model, const struct td_conf
     TD_TRY(o->backend->memory(o->device, &device.bytes, &left, err));
     struct td_engine_options asked = *o;
     asked.pages = (uint32_t)c->pool_pages;
-    TD_TRY(td_worker_plan(model, &asked, &device, c->slab_bytes, 0, c->grammar_mask_bytes, &p, err));
+    TD_TRY(
+        td_worker_plan(model, &asked, &device, c->slab_bytes, 0, c->grammar_mask_bytes, &p, err));
     TD_TRY(fits_beside_others(&p, c, left, err));
     *o = p.options;
     return TD_OK;

@@ -56,6 +56,10 @@ TD_MUST_USE td_status td_worker_plan_card(const struct td_model *model, const st
 /* Sequences of `tokens` each that run at once. */
 uint32_t td_worker_plan_sequences(const struct td_worker_plan *p, uint32_t tokens);
 
+/* Threads that draw a step's tokens: with a device the cores have nothing else to do, and a draw from
+ * a real vocabulary takes up to a millisecond; on the CPU one, since vocabularies there are small. */
+uint32_t td_worker_sample_threads(const struct td_engine_options *o);
+
 /* Bytes of a slab: `wanted`, or more where the largest wire block needs it; whole memory pages. */
 uint64_t td_worker_slab_bytes(const struct td_kv_layout *l, uint64_t wanted);
 

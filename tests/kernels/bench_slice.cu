@@ -301,7 +301,7 @@ static void logits_to_host(void) {
         for (uint32_t i = 0; i < STREAMS; i++) {
             struct td_sampled s;
             double t = now();
-            ok(td_sample(to + (size_t)i * vocab, vocab, &p[k], i, work, &s, &err));
+            ok(td_sample(to + (size_t)i * vocab, NULL, vocab, &p[k], i, work, &s, &err));
             took[k]->push_back(now() - t);
         }
     printf("logits of %d streams to the host: %.3f ms (%.1f GB/s); sampler, each: greedy %.3f ms, "

@@ -252,6 +252,46 @@ static void test_logprobs(void **state) {
     assert_memory_equal(shaped.top, plain.top, 3 * sizeof *plain.top);
 }
 
+/* A step's samples by several threads: the tokens that one would draw, each error its own sample's.
+ */
+static void test_threads(void **state) {
+    (void)state;
+    enum { N = 60, THREADS = 4, BAD = 17 };
+    const struct td_samplers_params p = {
+        .slots = 3, .vocab = VOCAB, .eos = EOS, .threads = THREADS};
+    struct td_samplers many;
+    struct td_sampling s[N];
+    struct td_worker_sample sample[N];
+    struct td_token alone, together[N];
+    struct td_error err, failed[N];
+    const int32_t id[1] = {5};
+    const float bias[1] = {2};
+    const struct td_guide g = {.n_bias = 1, .bias_id = id, .bias = bias};
+    assert_int_equal(td_samplers_init(&many, &p, &err), TD_OK);
+    for (uint32_t i = 0; i < N; i++) {
+        s[i] = (struct td_sampling){.temperature = i % 3 ? 1 : 0,
+                                    .top_p = i % 2 ? 0.8f : 1,
+                                    .seed = i,
+                                    .guide = i % 5 ? NULL : &g,
+                                    .logprobs = i % 7 == 0};
+        if (i == BAD) s[i].top_p = 2;
+        sample[i] = (struct td_worker_sample){&s[i], i, i % (PROMPT + LENGTH), 0, 0, -1};
+    }
+    for (int again = 0; again < 20; again++) {
+        memset(together, 0, sizeof together);
+        td_samplers_draw_all(&many, rows[0], sample, N, together, failed);
+        for (uint32_t i = 0; i < N; i++) {
+            memset(&alone, 0, sizeof alone);
+            td_status st =
+                td_samplers_draw(&samplers, rows[sample[i].row], &sample[i], &alone, &err);
+            assert_int_equal(st, i == BAD ? TD_INVALID : TD_OK);
+            assert_int_equal(failed[i].status, st);
+            if (st == TD_OK) assert_memory_equal(&alone, &together[i], sizeof alone);
+        }
+    }
+    td_samplers_finish(&many);
+}
+
 static void test_copies(void **state) {
     (void)state;
     struct td_error err;
@@ -292,7 +332,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shape),    cmocka_unit_test(test_answers),
         cmocka_unit_test(test_attempts), cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_logprobs), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_copies),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
