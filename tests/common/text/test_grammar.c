@@ -30,6 +30,7 @@ static const char *const pieces[] = {
 enum { PIECES = sizeof pieces / sizeof *pieces, VOCAB = FIRST + PIECES + 40, WORDS = (VOCAB + 31) / 32 };
 
 static struct td_tokenizer *tok;
+static struct td_bytes text; /* a schema that is put together */
 static uint64_t seed;
 
 static int load(void **state) {
@@ -48,6 +49,7 @@ static int load(void **state) {
 static int unload(void **state) {
     (void)state;
     td_tokenizer_destroy(tok);
+    td_bytes_free(&text);
     return 0;
 }
 
@@ -221,10 +223,10 @@ static void depth_ends_without_a_dead_end(void **state) {
 
 /* ---- what JSON is ---- */
 
-static bool accepts(const struct td_grammar *g, const char *text, size_t n) {
+static bool accepts(const struct td_grammar *g, const char *p, size_t n) {
     struct td_matcher m;
     td_matcher_init(&m, g);
-    return td_matcher_bytes(&m, text, n) && td_matcher_may_end(&m);
+    return td_matcher_bytes(&m, p, n) && td_matcher_may_end(&m);
 }
 
 static void any_object(void **state) {
@@ -256,8 +258,151 @@ static void any_object(void **state) {
     td_grammars_destroy(s);
 }
 
+/* ---- limits ---- */
+
+static void say(const char *p) { td_bytes_add(&text, p, strlen(p)); }
+
+static struct td_grammar_spec said(void) {
+    return (struct td_grammar_spec){.content = TD_CONTENT_SCHEMA, .text = text.p, .n = text.n};
+}
+
+/* Twenty readings side by side, more than are kept: what the mask allows is taken all the same. */
+static void more_readings_than_are_kept(void **state) {
+    (void)state;
+    char one[256];
+    text.n = 0;
+    say("{\"anyOf\":[");
+    for (int i = 0; i < TD_MATCH_PATHS + 4; i++) {
+        snprintf(one, sizeof one,
+                 "%s{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"object\",\"properties\":{\"a\":{"
+                 "\"type\":\"integer\"},\"b%c\":{\"type\":\"null\"}},\"additionalProperties\":false}}}",
+                 i ? "," : "", 'a' + i);
+        say(one);
+    }
+    say("]}");
+    struct td_grammars *s = store(8 << 20, 4);
+    struct td_grammar_spec spec = said();
+    const struct td_grammar *g = open_spec(s, &spec);
+    struct td_matcher m;
+    uint32_t mask[WORDS];
+    td_matcher_init(&m, g);
+    check_mask(s, &m, mask);
+    for (const char *p = "{\"a\":"; *p; p++) {
+        assert_true(td_matcher_bytes(&m, p, 1));
+        check_mask(s, &m, mask);
+    }
+    /* The whole at once goes one way, byte by byte all ways that fit. */
+    struct td_matcher all = m;
+    assert_true(td_matcher_bytes(&all, "{\"a\":1", 6));
+    assert_int_equal(all.n_paths, TD_MATCH_PATHS);
+    assert_true(td_matcher_bytes(&m, "{\"bt", 4));
+    assert_int_equal(m.n_paths, 1);
+    for (int i = 0; i < 20; i++)
+        walk(s, g, 40);
+    td_grammars_destroy(s);
+}
+
+/* More places than the cache has entries: masks stay what they are. */
+static void a_cache_that_is_too_small(void **state) {
+    (void)state;
+    char one[64];
+    text.n = 0;
+    say("{\"enum\":[");
+    for (int i = 0; i < 900; i++) {
+        snprintf(one, sizeof one, "%s\"%d name\"", i ? "," : "", i * 7919);
+        say(one);
+    }
+    say("]}");
+    struct td_grammars *s = store(1 << 20, 4);
+    struct td_grammar_spec spec = said();
+    const struct td_grammar *g = open_spec(s, &spec);
+    assert_false(td_grammars_warm(s, g, 10000000));
+    for (int i = 0; i < 40; i++)
+        walk(s, g, 40);
+    assert_true(td_grammars_bytes(s) < 3 << 20);
+    td_grammars_destroy(s);
+}
+
+static void the_store_holds_what_is_in_use(void **state) {
+    (void)state;
+    struct td_error err = {0};
+    struct td_grammars *s = store(1 << 20, 2);
+    const struct td_grammar *a = open_spec(s, &specs[0]), *b = open_spec(s, &specs[3]), *c;
+    struct td_bytes bytes = {0};
+    assert_ptr_equal(open_spec(s, &specs[0]), a);
+    assert_int_equal(td_grammar_compile(&specs[5], &bytes, &err), TD_OK);
+    assert_int_equal(td_grammars_open(s, bytes.p, bytes.n, &c, &err), TD_BUSY);
+    td_grammars_close(s, a);
+    assert_int_equal(td_grammars_open(s, bytes.p, bytes.n, &c, &err), TD_BUSY); /* opened twice */
+    td_grammars_close(s, b);
+    assert_int_equal(td_grammars_open(s, bytes.p, bytes.n, &c, &err), TD_OK);
+    walk(s, c, 30);
+    walk(s, a, 30);
+    td_bytes_free(&bytes);
+    td_grammars_destroy(s);
+}
+
+/* Cut anywhere, or with a word that is another, compiled bytes do not open or do no harm. */
+static void damaged_bytes(void **state) {
+    (void)state;
+    static uint32_t words[1 << 14];
+    struct td_error err = {0};
+    struct td_bytes bytes = {0};
+    struct td_grammar g;
+    assert_int_equal(td_grammar_compile(&specs[2], &bytes, &err), TD_OK);
+    assert_true(bytes.n <= sizeof words);
+    memcpy(words, bytes.p, bytes.n);
+    assert_int_equal(td_grammar_open(words, bytes.n, &g, &err), TD_OK);
+    for (size_t n = 0; n < bytes.n; n++)
+        assert_int_equal(td_grammar_open(words, n, &g, &err), TD_CORRUPT);
+    int refused = 0;
+    for (int i = 0; i < 20000; i++) {
+        size_t k = tiny_random(&seed, (uint32_t)(bytes.n / 4));
+        uint32_t was = words[k];
+        words[k] ^= 1u << tiny_random(&seed, 32);
+        if (td_grammar_open(words, bytes.n, &g, &err) != TD_OK) {
+            refused++;
+        } else {
+            struct td_matcher m;
+            td_matcher_init(&m, &g);
+            for (const char *p = "{\"a\":\"x\\u00e9\",\"name\":[{\"a\":\"\"}]}"; *p; p++)
+                if (!td_matcher_bytes(&m, p, 1)) break;
+        }
+        words[k] = was;
+    }
+    assert_true(refused > 5000);
+    td_bytes_free(&bytes);
+}
+
+static void what_is_too_much_is_said(void **state) {
+    (void)state;
+    struct td_error err = {0};
+    struct td_bytes out = {0};
+    text.n = 0;
+    say("{\"enum\":[\"");
+    while (text.n < TD_GRAMMAR_SOURCE_MAX)
+        say("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa");
+    say("\"]}");
+    struct td_grammar_spec spec = said();
+    assert_int_equal(td_grammar_compile(&spec, &out, &err), TD_TOO_LONG);
+    spec = (struct td_grammar_spec){.content = TD_CONTENT_REGEX, TEXT("(a|b)*a(a|b){16}")};
+    assert_int_equal(td_grammar_compile(&spec, &out, &err), TD_TOO_LONG);
+    spec = (struct td_grammar_spec){.content = TD_CONTENT_TEXT};
+    assert_int_equal(td_grammar_compile(&spec, &out, &err), TD_INVALID);
+    static const struct td_grammar_tool bad[] = {TOOL("name", "{\"properties\":{\"a\":{\"not\":{}}}}")};
+    spec = (struct td_grammar_spec){.tools = bad, .n_tools = 1, .dsml_token = true};
+    assert_int_equal(td_grammar_compile(&spec, &out, &err), TD_UNSUPPORTED);
+    assert_string_equal(err.text, "tool name: #/properties/a/not: cannot be enforced");
+    assert_int_equal(out.n, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(more_readings_than_are_kept),
+        cmocka_unit_test(a_cache_that_is_too_small),
+        cmocka_unit_test(the_store_holds_what_is_in_use),
+        cmocka_unit_test(damaged_bytes),
+        cmocka_unit_test(what_is_too_much_is_said),
         cmocka_unit_test(masks_are_what_the_matcher_takes),
         cmocka_unit_test(depth_ends_without_a_dead_end),
         cmocka_unit_test(any_object),
