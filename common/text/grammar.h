@@ -11,9 +11,10 @@
  * JSON is written compact or with these gaps and no others, before and behind the members of
  * objects and arrays and behind colons: one space, or a line end and at most 32 spaces or 8 tabs. So
  * "{"a": 1}" and indented forms are allowed and an endless run of blanks is not. Keys come in the
- * schema's order, additional ones last. Numbers, keys, and strings with a pattern, format, enum or
- * const have one spelling (that of Python's json.dumps with ensure_ascii=False); other strings have
- * every escape JSON has, surrogates in pairs only. Nesting: TD_MATCH_DEPTH at most. */
+ * schema's order, additional ones last. Keys, and strings with a pattern, format, enum or const,
+ * have one spelling (that of Python's json.dumps with ensure_ascii=False); other strings have every
+ * escape JSON has, surrogates in pairs only. Integers are digits; numbers with bounds that are not
+ * integers have no exponent. Nesting: TD_MATCH_DEPTH at most. */
 #ifndef TD_COMMON_TEXT_GRAMMAR_H
 #define TD_COMMON_TEXT_GRAMMAR_H
 
@@ -155,7 +156,9 @@ void td_grammars_close(struct td_grammars *s, const struct td_grammar *g);
  * empty behind it. Allocates nothing. */
 void td_grammars_mask(struct td_grammars *s, const struct td_matcher *m, uint32_t *mask);
 
-/* Takes one token; exactly those in the mask are taken. False: not allowed, `m` is as before. */
+/* Takes one token; exactly those in the mask are taken. False: not allowed, `m` is as before. When
+ * more than TD_MATCH_PATHS readings are possible the first ones are kept: then some texts that the
+ * grammar allows are no longer offered, and none that it does not. */
 TD_MUST_USE bool td_grammars_token(const struct td_grammars *s, struct td_matcher *m, int32_t id);
 
 /* Computes masks that this grammar's first tokens and strings will need, for at most `budget_us`;
