@@ -85,6 +85,10 @@ void td_gb_finish(struct td_gb *b, uint32_t rule, uint32_t start, uint32_t end, 
 void td_gb_finish_as_is(struct td_gb *b, uint32_t rule, uint32_t start, const uint32_t *ends,
                         size_t n_ends);
 
+/* Makes the states from `base` on, a rule whose start is the first of them, fewer; returns its new
+ * start (grammar_merge.c). */
+uint32_t td_gb_merge(struct td_gb *b, uint32_t base, uint32_t first_edge, uint32_t first_call);
+
 /* ---- drawing ---- */
 
 uint32_t td_gb_new(struct td_gb *b);

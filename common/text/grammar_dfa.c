@@ -241,6 +241,7 @@ static void finished(struct td_gb *b, uint32_t rule, uint32_t start) {
 void td_gb_finish(struct td_gb *b, uint32_t rule, uint32_t start, uint32_t end, bool first) {
     struct dfa d = {.b = b, .end = end};
     uint32_t base = (uint32_t)b->n_states;
+    uint32_t first_edge = (uint32_t)b->n_edges, first_call = (uint32_t)b->n_calls;
     d.stamp = take(b, b->n_nfa, sizeof *d.stamp);
     d.todo = take(b, b->n_nfa, sizeof *d.todo);
     d.set = take(b, b->n_nfa, sizeof *d.set);
@@ -264,7 +265,7 @@ void td_gb_finish(struct td_gb *b, uint32_t rule, uint32_t start, uint32_t end, 
         s->n_edges = (uint32_t)b->n_edges - s->edge;
         s->n_calls = (uint32_t)b->n_calls - s->call;
     }
-    finished(b, rule, base);
+    finished(b, rule, td_gb_merge(b, base, first_edge, first_call));
     free(d.first);
     free(d.sorted);
     free(d.stamp);
