@@ -87,6 +87,30 @@ static void test_one_prefill_three_answers(void **state) {
                      23); /* kept behind its own prompt's place */
 }
 
+/* What they had in common is in the time of each. */
+static void test_phases(void **state) {
+    (void)state;
+    submit_choices(1, 2, false, false);
+    after(4);
+    admitted(D, 1, 1);
+    after(6);
+    give(P, 1, 1, 0, 0, 1);
+    after(2);
+    give(P, 1, 1, 1, 0, 1);
+    released(P, 1, 1);
+    after(3);
+    give(D, 1, 1, 0, 1, 1);
+    give(D, 1, 1, 1, 1, 1);
+    after(5);
+    ends(D, 1, 1, 0, 2);
+    assert_string_equal(phases(), "queue 4 prefill 6 transfer 5 decode 5");
+    after(1);
+    ends(D, 1, 1, 1, 2);
+    assert_string_equal(phases(), "queue 4 prefill 8 transfer 3 decode 6");
+    released(D, 1, 1);
+    assert_nothing_left();
+}
+
 static void test_stop_of_one(void **state) {
     (void)state;
     three_run(false);
@@ -281,6 +305,7 @@ static void test_released_too_early(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         T(test_one_prefill_three_answers),
+        T(test_phases),
         T(test_stop_of_one),
         T(test_first_token_ends_one),
         T(test_client_leaves),
