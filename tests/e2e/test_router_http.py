@@ -178,6 +178,12 @@ def test_slow_client(s):
 
 
 def test_keep_alive_comments(s):
+    with s.connect() as c:  # while there is no token yet
+        c.sendall(raw_post(b"/v1/responses", b'{"model": "needle", "input": "@hang on", "stream": true}'))
+        data, begin = b"", time.monotonic()
+        while b": keep-alive\n\n" not in data and time.monotonic() < begin + 20:
+            data += c.recv(65536)
+        assert b": keep-alive\n\n" in data and b"response.in_progress" in data and 4 < time.monotonic() - begin < 12
     with s.connect() as c:
         c.sendall(raw_post(b"/v1/chat/completions", body_of("@quiet one two three", stream=True),
                            b"Connection: close\r\n"))

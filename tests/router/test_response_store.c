@@ -45,7 +45,7 @@ static struct td_response_store_counts counts(struct td_response_store *s) {
 static void test_count(void **state) {
     struct td_response_store *s = make(1 << 20, 3);
     (void)state;
-    char id[8];
+    char id[16];
     for (int i = 0; i < 10; i++) {
         snprintf(id, sizeof id, "%d", i);
         assert_int_equal(put(s, id, NULL), TD_OK);
@@ -87,7 +87,7 @@ static void test_bytes(void **state) {
     const uint64_t limit = 5 * EACH;
     struct td_response_store *s = make(limit, 100);
     (void)state;
-    char id[8];
+    char id[16];
     struct td_stored *last = NULL;
     td_status st = TD_OK;
     int made = 0;
