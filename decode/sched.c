@@ -318,11 +318,9 @@ void td_decode_ledger(const struct td_decode *d, struct td_msg_ledger *ret) {
     *ret = (struct td_msg_ledger){
         .pages_free = d->pages.count[TD_UNIT_FREE],
         .pages_owned = d->pages.count[TD_UNIT_OWNED],
-        .pages_quarantined = d->pages.count[TD_UNIT_QUARANTINED],
         .pages_shared = d->pages.shared,
         .slots_free = d->slots.count[TD_UNIT_FREE],
         .slots_owned = d->slots.count[TD_UNIT_OWNED],
-        .slots_quarantined = d->slots.count[TD_UNIT_QUARANTINED],
         .handoffs_ok = d->receiver.handoffs_ok,
         .handoffs_failed = d->receiver.handoffs_failed,
         .bytes_moved = d->receiver.bytes_moved,

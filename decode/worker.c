@@ -291,9 +291,8 @@ static void log_residue(const struct td_decode_worker *w) {
     struct td_error err;
     td_decode_ledger(w->machine, &l);
     if (td_decode_check(w->machine, &err) != TD_OK) td_err("ledger: %s", err.text);
-    if (l.pages_owned || l.slots_owned || l.pages_quarantined || l.slots_quarantined)
-        td_warn("left at exit: %u pages, %u slots, quarantined %u and %u", l.pages_owned,
-                l.slots_owned, l.pages_quarantined, l.slots_quarantined);
+    if (l.pages_owned || l.slots_owned)
+        td_warn("left at exit: %u pages, %u slots", l.pages_owned, l.slots_owned);
 }
 
 static void finish(struct td_decode_worker *w) {

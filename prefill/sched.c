@@ -456,10 +456,8 @@ void td_prefill_ledger(const struct td_prefill *p, struct td_msg_ledger *ret) {
     *ret = (struct td_msg_ledger){
         .pages_free = p->pages.count[TD_UNIT_FREE],
         .pages_owned = p->pages.count[TD_UNIT_OWNED],
-        .pages_quarantined = p->pages.count[TD_UNIT_QUARANTINED],
         .slots_free = p->slots.count[TD_UNIT_FREE],
         .slots_owned = p->slots.count[TD_UNIT_OWNED],
-        .slots_quarantined = p->slots.count[TD_UNIT_QUARANTINED],
         .handoffs_ok = p->sender.handoffs_ok,
         .handoffs_failed = p->sender.handoffs_failed,
         .bytes_moved = p->sender.bytes_moved,

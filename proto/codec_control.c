@@ -120,10 +120,8 @@ static void pack_ledger(struct td_pack *p, const struct td_msg_ledger *m) {
     BODY(ledger, Ledger);
     b->pages_free = m->pages_free;
     b->pages_owned = m->pages_owned;
-    b->pages_quarantined = m->pages_quarantined;
     b->slots_free = m->slots_free;
     b->slots_owned = m->slots_owned;
-    b->slots_quarantined = m->slots_quarantined;
     b->landing_free = m->landing_free;
     b->landing_granted = m->landing_granted;
     b->landing_quarantined = m->landing_quarantined;
@@ -400,10 +398,8 @@ static td_status unpack_tokens(const TdPb__Tokens *b, struct td_msg_arena *a,
 static void unpack_ledger(const TdPb__Ledger *b, struct td_msg_ledger *m) {
     m->pages_free = b->pages_free;
     m->pages_owned = b->pages_owned;
-    m->pages_quarantined = b->pages_quarantined;
     m->slots_free = b->slots_free;
     m->slots_owned = b->slots_owned;
-    m->slots_quarantined = b->slots_quarantined;
     m->landing_free = b->landing_free;
     m->landing_granted = b->landing_granted;
     m->landing_quarantined = b->landing_quarantined;

@@ -177,9 +177,9 @@ struct td_msg_released {
 };
 
 struct td_msg_ledger {
-    uint32_t pages_free, pages_owned, pages_quarantined;
+    uint32_t pages_free, pages_owned;
     uint32_t pages_shared; /* of the owned ones: held by several choices, counted once */
-    uint32_t slots_free, slots_owned, slots_quarantined;
+    uint32_t slots_free, slots_owned;
     uint32_t landing_free, landing_granted, landing_quarantined; /* decode */
     uint32_t send_free, send_busy;                               /* prefill */
     uint64_t handoffs_ok, handoffs_failed, bytes_moved, cancels;

@@ -90,10 +90,8 @@ static void write_ledger(struct td_json_out *w, const struct td_msg_ledger *l) {
     number(w, "pages_free", l->pages_free);
     number(w, "pages_owned", l->pages_owned);
     number(w, "pages_shared", l->pages_shared);
-    number(w, "pages_quarantined", l->pages_quarantined);
     number(w, "slots_free", l->slots_free);
     number(w, "slots_owned", l->slots_owned);
-    number(w, "slots_quarantined", l->slots_quarantined);
     number(w, "landing_free", l->landing_free);
     number(w, "landing_granted", l->landing_granted);
     number(w, "landing_quarantined", l->landing_quarantined);

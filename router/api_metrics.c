@@ -17,7 +17,6 @@ static size_t collect(const struct td_fleet *f, struct td_metrics_worker *out) {
             .steps = w->beat.steps,
             .pages_owned = w->ledger.pages_owned,
             .pages_shared = w->ledger.pages_shared,
-            .pages_quarantined = w->ledger.pages_quarantined,
             .slots_owned = w->ledger.slots_owned,
             .handoffs_ok = w->ledger.handoffs_ok,
             .handoffs_failed = w->ledger.handoffs_failed,

@@ -113,8 +113,6 @@ static void per_worker(struct td_json_out *w, const struct td_metrics_gauges *g,
     X(pages_owned, "tandem_worker_pages_owned", "gauge", "Pages that sequences own.")              \
     X(pages_shared, "tandem_worker_pages_shared", "gauge",                                         \
       "Of these, pages that several choices of one request hold, counted once.")                   \
-    X(pages_quarantined, "tandem_worker_pages_quarantined", "gauge",                               \
-      "Pages held back until a silent peer is proven quiet.")                                      \
     X(steps, "tandem_worker_steps_total", "counter", "Engine steps.")                              \
     X(handoffs_ok, "tandem_worker_handoffs_total", "counter", "Handoffs completed.")               \
     X(handoffs_failed, "tandem_worker_handoffs_failed_total", "counter", "Handoffs failed.")       \

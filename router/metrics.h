@@ -47,7 +47,7 @@ struct td_metrics {
 struct td_metrics_worker {
     const char *name, *role;
     uint32_t running, waiting, free_slots, free_pages;
-    uint32_t pages_owned, pages_shared, pages_quarantined, slots_owned;
+    uint32_t pages_owned, pages_shared, slots_owned;
     uint64_t queued_tokens, steps, handoffs_ok, handoffs_failed, bytes_moved;
 };
 

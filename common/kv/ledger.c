@@ -20,7 +20,7 @@ struct td_ledger_unit {
 struct td_ledger_entry {
     uint64_t owner; /* 0: empty */
     uint32_t first, last;
-    uint32_t owned, quarantined;
+    uint32_t owned;
     uint32_t holders;
 };
 
@@ -96,27 +96,19 @@ static void let_go(struct td_ledger *l, struct td_ledger_entry *e, uint32_t unit
         e->last = u->prev;
     else
         l->unit[u->next].prev = u->prev;
-    if (u->state == TD_UNIT_OWNED)
-        e->owned--;
-    else
-        e->quarantined--;
-    l->count[u->state]--;
+    e->owned--;
+    l->count[TD_UNIT_OWNED]--;
     push_free(l, unit);
 }
 
 /* Last taken first, so that the stack gives them out again in the order they were taken. */
-static uint32_t let_go_all(struct td_ledger *l, uint64_t owner, enum td_unit_state state) {
-    assert(owner != 0);
-    struct td_ledger_entry *e = find(l, owner);
-    if (!e) return 0;
-    uint32_t n = 0;
+static uint32_t let_go_all(struct td_ledger *l, struct td_ledger_entry *e) {
+    uint32_t n = e->owned;
     for (uint32_t u = e->last, prev; u != NONE; u = prev) {
         prev = l->unit[u].prev;
-        if (l->unit[u].state != state) continue;
         let_go(l, e, u);
-        n++;
     }
-    if (e->first == NONE) forget(l, e);
+    forget(l, e);
     return n;
 }
 
@@ -171,7 +163,7 @@ td_status td_ledger_take(struct td_ledger *l, uint64_t owner, uint32_t n, uint32
 void td_ledger_hold(struct td_ledger *l, uint64_t owner, uint32_t n) {
     assert(owner != 0);
     struct td_ledger_entry *e = find(l, owner);
-    assert(e && e->quarantined == 0);
+    assert(e);
     if (e->holders == 1 && n > 0) l->shared += e->owned;
     e->holders += n;
 }
@@ -179,68 +171,19 @@ void td_ledger_hold(struct td_ledger *l, uint64_t owner, uint32_t n) {
 uint32_t td_ledger_release(struct td_ledger *l, uint64_t owner) {
     assert(owner != 0);
     struct td_ledger_entry *e = find(l, owner);
-    if (e && e->holders > 1) {
+    if (!e) return 0;
+    if (e->holders > 1) {
         if (--e->holders == 1) l->shared -= e->owned;
         return 0;
     }
-    return let_go_all(l, owner, TD_UNIT_OWNED);
-}
-
-uint32_t td_ledger_absolve(struct td_ledger *l, uint64_t owner) {
-    return let_go_all(l, owner, TD_UNIT_QUARANTINED);
-}
-
-void td_ledger_release_one(struct td_ledger *l, uint64_t owner, uint32_t unit) {
-    assert(owner != 0 && unit < l->units);
-    assert(l->unit[unit].owner == owner && l->unit[unit].state == TD_UNIT_OWNED);
-    struct td_ledger_entry *e = find(l, owner);
-    assert(e && e->holders == 1);
-    let_go(l, e, unit);
-    if (e->first == NONE) forget(l, e);
-}
-
-uint32_t td_ledger_quarantine(struct td_ledger *l, uint64_t owner) {
-    assert(owner != 0);
-    struct td_ledger_entry *e = find(l, owner);
-    if (!e) return 0;
-    assert(e->holders == 1);
-    uint32_t n = e->owned;
-    for (uint32_t u = e->first; u != NONE; u = l->unit[u].next)
-        l->unit[u].state = TD_UNIT_QUARANTINED;
-    e->owned = 0;
-    e->quarantined += n;
-    l->count[TD_UNIT_OWNED] -= n;
-    l->count[TD_UNIT_QUARANTINED] += n;
-    return n;
+    return let_go_all(l, e);
 }
 
 struct td_ledger_holding td_ledger_holding(const struct td_ledger *l, uint64_t owner) {
     assert(owner != 0);
     const struct td_ledger_entry *e = find(l, owner);
     if (!e) return (struct td_ledger_holding){.owner = owner};
-    return (struct td_ledger_holding){owner, e->owned, e->quarantined, e->holders};
-}
-
-uint32_t td_ledger_units(const struct td_ledger *l, uint64_t owner, uint32_t *ret_units,
-                         uint32_t cap) {
-    assert(owner != 0);
-    const struct td_ledger_entry *e = find(l, owner);
-    if (!e) return 0;
-    uint32_t n = 0;
-    for (uint32_t u = e->first; u != NONE && n < cap; u = l->unit[u].next)
-        ret_units[n++] = u;
-    return e->owned + e->quarantined;
-}
-
-bool td_ledger_next(const struct td_ledger *l, uint32_t *cursor, struct td_ledger_holding *ret) {
-    for (; *cursor < l->table_size; ++*cursor) {
-        const struct td_ledger_entry *e = &l->table[*cursor];
-        if (e->owner == 0) continue;
-        *ret = (struct td_ledger_holding){e->owner, e->owned, e->quarantined, e->holders};
-        ++*cursor;
-        return true;
-    }
-    return false;
+    return (struct td_ledger_holding){owner, e->owned, e->holders};
 }
 
 enum td_unit_state td_ledger_state(const struct td_ledger *l, uint32_t unit, uint64_t *ret_owner) {
@@ -254,28 +197,24 @@ enum td_unit_state td_ledger_state(const struct td_ledger *l, uint32_t unit, uin
 /* A list is a simple path: each unit names the one before it, so none can be reached twice. */
 static td_status check_owner(const struct td_ledger *l, const struct td_ledger_entry *e,
                              uint32_t listed[TD_UNIT_STATES], struct td_error *err) {
-    uint32_t seen[TD_UNIT_STATES] = {0}, before = NONE;
+    uint32_t seen = 0, before = NONE;
     if (find(l, e->owner) != e)
         return td_fail(err, TD_INTERNAL, "%s ledger: owner %" PRIu64 " is not found by its hash",
                        l->noun, e->owner);
     for (uint32_t u = e->first; u != NONE; before = u, u = l->unit[u].next) {
         if (u >= l->units || l->unit[u].prev != before || l->unit[u].owner != e->owner ||
-            (l->unit[u].state != TD_UNIT_OWNED && l->unit[u].state != TD_UNIT_QUARANTINED))
+            l->unit[u].state != TD_UNIT_OWNED)
             return td_fail(err, TD_INTERNAL,
                            "%s ledger: %s %u is in the list of owner %" PRIu64
                            " but does not belong there",
                            l->noun, l->noun, u, e->owner);
-        seen[l->unit[u].state]++;
+        seen++;
     }
-    if (before != e->last || before == NONE || seen[TD_UNIT_OWNED] != e->owned ||
-        seen[TD_UNIT_QUARANTINED] != e->quarantined)
+    if (before != e->last || before == NONE || seen != e->owned)
         return td_fail(err, TD_INTERNAL,
-                       "%s ledger: owner %" PRIu64 " counts %u owned and %u quarantined, its list "
-                       "has %u and %u",
-                       l->noun, e->owner, e->owned, e->quarantined, seen[TD_UNIT_OWNED],
-                       seen[TD_UNIT_QUARANTINED]);
+                       "%s ledger: owner %" PRIu64 " counts %u units, its list has %u", l->noun,
+                       e->owner, e->owned, seen);
     listed[TD_UNIT_OWNED] += e->owned;
-    listed[TD_UNIT_QUARANTINED] += e->quarantined;
     return TD_OK;
 }
 
@@ -312,7 +251,7 @@ td_status td_ledger_check(const struct td_ledger *l, struct td_error *err) {
         if (listed[s] != l->count[s])
             return td_fail(err, TD_INTERNAL, "%s ledger: counts %u in state %d, has %u", l->noun,
                            l->count[s], s, listed[s]);
-    if (listed[TD_UNIT_FREE] + listed[TD_UNIT_OWNED] + listed[TD_UNIT_QUARANTINED] != l->units)
+    if (listed[TD_UNIT_FREE] + listed[TD_UNIT_OWNED] != l->units)
         return td_fail(err, TD_INTERNAL, "%s ledger: some of %u %ss are in no list", l->noun,
                        l->units, l->noun);
     return TD_OK;

@@ -1,14 +1,10 @@
 /* Who owns what: the one bookkeeping behind pool pages, slots and landing slabs.
  *
- * A ledger holds `units` numbered units. Each is free, owned, or quarantined, and belongs to at
- * most one owner (a 64-bit id of the caller's choice, never 0). Everything an owner holds goes
+ * A ledger holds `units` numbered units. Each is free or owned, by at most one owner (a 64-bit id of the caller's choice, never 0). Everything an owner holds goes
  * back in one call that may be repeated, so every way a request can end uses the same line.
  *
  * Shared: what an owner has may be held by several (the pages of one prompt by its choices). Each
  * holder releases once, the units are free when the last one has. They are counted once.
- *
- * Quarantined: the owner is done, but somebody outside may still write to the unit (a landing slab
- * granted to a silent peer). It counts as taken, and only td_ledger_absolve() frees it.
  *
  * All memory is taken by init; nothing allocates afterwards. Not thread-safe: one owner thread.
  * Units come back in a fixed order, so a replay of the same calls gives the same numbers. */
@@ -22,7 +18,7 @@
 
 enum { TD_LEDGER_MAX_UNITS = 1 << 24 };
 
-enum td_unit_state { TD_UNIT_FREE, TD_UNIT_OWNED, TD_UNIT_QUARANTINED, TD_UNIT_STATES };
+enum td_unit_state { TD_UNIT_FREE, TD_UNIT_OWNED, TD_UNIT_STATES };
 
 struct td_ledger_unit;
 struct td_ledger_entry;
@@ -42,7 +38,7 @@ struct td_ledger {
 /* What one owner holds. */
 struct td_ledger_holding {
     uint64_t owner;
-    uint32_t owned, quarantined;
+    uint32_t owned;
     uint32_t holders; /* who has not yet released; 1 unless td_ledger_hold() was used */
 };
 
@@ -52,8 +48,7 @@ TD_MUST_USE td_status td_ledger_init(struct td_ledger *l, const char *noun, uint
 /* A zeroed or already finished ledger is fine. */
 void td_ledger_finish(struct td_ledger *l);
 
-/* Gives `n` more units to `owner`, all or none; their numbers go to ret_units [n], which is also
- * the order in which td_ledger_units() lists them. BUSY with both numbers when fewer are free;
+/* Gives `n` more units to `owner`, all or none; their numbers go to ret_units [n]. BUSY with both numbers when fewer are free;
  * n == 0 is fine and does nothing. */
 TD_MUST_USE td_status td_ledger_take(struct td_ledger *l, uint64_t owner, uint32_t n,
                                      uint32_t *ret_units, struct td_error *err);
@@ -62,27 +57,11 @@ TD_MUST_USE td_status td_ledger_take(struct td_ledger *l, uint64_t owner, uint32
 void td_ledger_hold(struct td_ledger *l, uint64_t owner, uint32_t n);
 
 /* One holder is done; the last one's release gives back.
- * Everything `owner` has in state OWNED goes back, in such an order that the next taker gets the
- * same units in the same order. Returns how many; 0 when the owner is unknown or was released
- * before. Quarantined units stay. */
+ * Everything `owner` has goes back, in such an order that the next taker gets the same units in the
+ * same order. Returns how many; 0 when the owner is unknown or was released before. */
 uint32_t td_ledger_release(struct td_ledger *l, uint64_t owner);
-/* One unit goes back. `unit` must be owned by `owner` (asserted). */
-void td_ledger_release_one(struct td_ledger *l, uint64_t owner, uint32_t unit);
-
-/* All owned units of `owner` become quarantined, under its name. Returns how many; repeatable. */
-uint32_t td_ledger_quarantine(struct td_ledger *l, uint64_t owner);
-/* Nobody can reach the owner's quarantined units any more: they become free. Repeatable. */
-uint32_t td_ledger_absolve(struct td_ledger *l, uint64_t owner);
-
 /* The owner's holding; zero counts when it holds nothing. */
 struct td_ledger_holding td_ledger_holding(const struct td_ledger *l, uint64_t owner);
-/* Unit numbers of `owner`, in the order taken, at most `cap`; returns how many it holds. */
-uint32_t td_ledger_units(const struct td_ledger *l, uint64_t owner, uint32_t *ret_units,
-                         uint32_t cap);
-/* Every owner once, in no order that means anything: start with *cursor = 0, ends with false. Do
- * not change the ledger in between. */
-bool td_ledger_next(const struct td_ledger *l, uint32_t *cursor, struct td_ledger_holding *ret);
-
 /* State and owner (0 when free) of one unit. */
 enum td_unit_state td_ledger_state(const struct td_ledger *l, uint32_t unit, uint64_t *ret_owner);
 

@@ -132,8 +132,7 @@ class Cluster:
                 f"{name}.{key}": value
                 for name, ledger in ledgers.items()
                 for key, value in ledger.items()
-                if key in ("pages_owned", "pages_quarantined", "slots_owned", "slots_quarantined",
-                           "landing_quarantined", "send_busy") and value
+                if key in ("pages_owned", "slots_owned", "landing_quarantined", "send_busy") and value
             }
             if not busy:
                 return ledgers

@@ -348,9 +348,7 @@ static void check_worker(struct sim *s, const struct sim_worker *w) {
         td_prefill_ledger(w->p, &l);
     else
         td_decode_ledger(w->d, &l);
-    if (l.pages_owned + l.pages_quarantined + l.slots_owned + l.slots_quarantined + l.send_busy +
-            l.landing_quarantined !=
-        0)
+    if (l.pages_owned + l.slots_owned + l.send_busy + l.landing_quarantined != 0)
         sim_broken(
             s,
             "%s is not at its baseline: %u pages, %u slots, %u send slabs in use, %u landing "

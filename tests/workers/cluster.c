@@ -380,9 +380,7 @@ bool cluster_at_baseline(void *arg) {
     return cluster_linked(arg) && p->pages_free == c->prefill.pages &&
            p->slots_free == c->prefill.slots && p->send_busy == 0 &&
            d->pages_free == c->decode.pages && d->slots_free == c->decode.slots &&
-           p->pages_quarantined + p->slots_quarantined + d->pages_quarantined +
-                   d->slots_quarantined + d->landing_quarantined ==
-               0 &&
+           d->landing_quarantined == 0 &&
            c->prefill.beat.running + c->prefill.beat.waiting == 0 &&
            c->decode.beat.running + c->decode.beat.waiting == 0;
 }
