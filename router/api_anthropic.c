@@ -367,8 +367,8 @@ static td_status read_format(const struct td_fields *output, json_t *chat) {
     if (!schema || !td_field(&f, "type"))
         return td_field_wrong(output, "format", "a type json_schema with its schema");
     return put(chat, "response_format",
-               json_pack("{s:s, s:{s:o}}", "type", "json_schema", "json_schema", "schema",
-                         json_deep_copy(schema)),
+               json_pack("{s:s, s:{s:s, s:o}}", "type", "json_schema", "json_schema", "name",
+                         "output", "schema", json_deep_copy(schema)),
                f.e);
 }
 

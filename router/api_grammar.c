@@ -75,6 +75,7 @@ static td_status read_json_schema(const struct td_fields *f, struct source *s) {
     if (!v) return td_field_wrong(f, "json_schema", "an object with a schema");
     struct td_fields j = {v, "response_format.json_schema.", f->e};
     TD_TRY(td_fields_known(&j, known, NULL));
+    if (!td_field(&j, "name")) return td_field_wrong(&j, "name", "a string");
     TD_TRY(td_field_str(&j, "name", &text, &n));
     TD_TRY(td_field_str(&j, "description", &text, &n));
     TD_TRY(td_field_bool(&j, "strict", &strict)); /* enforced either way */
@@ -91,14 +92,16 @@ static td_status read_format(const struct td_fields *f, struct source *s) {
     TD_TRY(td_field_object(f, "response_format", &v));
     if (!v) return TD_OK;
     struct td_fields r = {v, "response_format.", f->e};
-    TD_TRY(td_field_str(&r, "type", &type, &n));
-    if (type && strcmp(type, "text") == 0) return TD_OK;
-    if (type && strcmp(type, "json_object") == 0)
-        return set_source(f, s, TD_FORM_OBJECT, NULL, "response_format");
-    if (!type || strcmp(type, "json_schema") != 0)
-        return td_field_wrong(&r, "type", "text, json_object or json_schema");
     TD_TRY(td_fields_known(&r, known, NULL));
-    return read_json_schema(&r, s);
+    TD_TRY(td_field_str(&r, "type", &type, &n));
+    bool text = type && strcmp(type, "text") == 0,
+         object = type && strcmp(type, "json_object") == 0;
+    if (!text && !object && (!type || strcmp(type, "json_schema") != 0))
+        return td_field_wrong(&r, "type", "text, json_object or json_schema");
+    if (!text && !object) return read_json_schema(&r, s);
+    if (td_field(&r, "json_schema"))
+        return td_field_wrong(&r, "json_schema", "none, except with the type json_schema");
+    return object ? set_source(f, s, TD_FORM_OBJECT, NULL, "response_format") : TD_OK;
 }
 
 static td_status read_structured(const struct td_fields *f, struct source *s) {
