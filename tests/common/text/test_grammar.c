@@ -258,6 +258,46 @@ static void any_object(void **state) {
     td_grammars_destroy(s);
 }
 
+/* One row per mechanism; what schemas mean in general is compared with jsonschema. */
+static void what_schemas_allow(void **state) {
+    (void)state;
+    static const struct {
+        struct td_grammar_spec spec;
+        const char *text;
+        bool allowed;
+    } t[] = {
+        {SCHEMA("{\"type\":\"string\",\"maxLength\":2}"), "\"é🙂\"", true},
+        {SCHEMA("{\"type\":\"string\",\"maxLength\":2}"), "\"abc\"", false},
+        {SCHEMA("{\"type\":\"string\",\"maxLength\":1}"), "\"\\ud83d\\ude00\"", true},
+        {SCHEMA("{\"type\":\"string\",\"minLength\":2}"), "\"\\n\"", false},
+        {SCHEMA("{\"type\":\"string\",\"minLength\":2}"), "\"\\n\\u000a\"", true},
+        {SCHEMA("{\"enum\":[\"a\",\"b\"],\"type\":\"string\"}"), "\"b\"", true},
+        {SCHEMA("{\"enum\":[\"a\",\"b\"],\"type\":\"string\"}"), "\"c\"", false},
+        {SCHEMA("{\"type\":\"integer\",\"minimum\":-12,\"maximum\":105}"), "-12", true},
+        {SCHEMA("{\"type\":\"integer\",\"minimum\":-12,\"maximum\":105}"), "-13", false},
+        {SCHEMA("{\"type\":\"integer\",\"minimum\":-12,\"maximum\":105}"), "106", false},
+        {SCHEMA("{\"type\":\"number\",\"exclusiveMaximum\":0.5}"), "0.5", false},
+        {SCHEMA("{\"type\":\"number\",\"exclusiveMaximum\":0.5}"), "0.49", true},
+        {SCHEMA("{\"type\":\"array\",\"maxItems\":1}"), "[1,2]", false},
+        {SCHEMA("{\"properties\":{\"a\":{},\"b\":{}},\"required\":[\"b\"],\"type\":\"object\"}"), "{\"a\":1}", false},
+        {SCHEMA("{\"properties\":{\"a\":{},\"b\":{}},\"required\":[\"b\"],\"type\":\"object\"}"), "{\"b\":1,\"ab\":2}", true},
+        {SCHEMA("{\"properties\":{\"a\":{\"type\":\"null\"}},\"type\":\"object\"}"), "{\"a\":1}", false},
+        {SCHEMA("{\"type\":\"string\",\"pattern\":\"b+$\"}"), "\"abb\"", true},
+        {SCHEMA("{\"type\":\"string\",\"pattern\":\"b+$\"}"), "\"abbc\"", false},
+        {{.content = TD_CONTENT_REGEX, TEXT("[^a-c\\d]{2,3}")}, "xy", true},
+        {{.content = TD_CONTENT_REGEX, TEXT("[^a-c\\d]{2,3}")}, "xyzz", false},
+        {{.content = TD_CONTENT_REGEX, TEXT("[^a-c\\d]{2,3}")}, "x1", false},
+    };
+    struct td_grammars *s = store(1 << 20, 4);
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        const struct td_grammar *g = open_spec(s, &t[i].spec);
+        if (accepts(g, t[i].text, strlen(t[i].text)) != t[i].allowed)
+            fail_msg("%s under %s: expected %d", t[i].text, t[i].spec.text, t[i].allowed);
+        td_grammars_close(s, g);
+    }
+    td_grammars_destroy(s);
+}
+
 /* ---- limits ---- */
 
 static void say(const char *p) { td_bytes_add(&text, p, strlen(p)); }
@@ -406,6 +446,7 @@ int main(void) {
         cmocka_unit_test(masks_are_what_the_matcher_takes),
         cmocka_unit_test(depth_ends_without_a_dead_end),
         cmocka_unit_test(any_object),
+        cmocka_unit_test(what_schemas_allow),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }
