@@ -31,7 +31,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import cluster as e2e  # noqa: E402
 
 CLIENTS = 8
-LINK_SHARED_MB = 40  # a peer's rings and its slabs
+LINK_SHARED_MB = 100  # a peer's rings (21 MB) and its landing slabs (67 MB)
 WARM_S = 40  # of a process: until every page of its pool and every buffer was touched once
 AFTER_RESTART_S = 20  # a request begun before the restart may end in an error until then
 ROLES = ("router", "prefill@0", "prefill@1", "decode@0", "decode@1")
