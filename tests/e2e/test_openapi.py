@@ -44,7 +44,7 @@ def main():
                             "--request-timeout", "120", "--warnings", "off", "--generation-database", "none", "--no-color"],
                            cwd=c.dir, text=True, capture_output=True)
         print(r.stdout[-20000:], r.stderr[-4000:])
-        assert r.returncode == 0, "see above"
+        assert r.returncode == 0, f"schemathesis: {r.returncode}"
         assert "No issues found" in r.stdout or "passed" in r.stdout, r.stdout[-500:]
         assert c.get("/ready")[0] == 200
         c.wait_baseline(20)
