@@ -221,6 +221,31 @@ static void depth_ends_without_a_dead_end(void **state) {
     td_grammars_destroy(s);
 }
 
+/* A level is entered only if what it still owes, four levels more, fits as well. */
+static void depth_leaves_room_for_what_is_required(void **state) {
+    (void)state;
+#define NEST(t) "{\"type\":\"object\",\"properties\":{\"k\":" t "},\"required\":[\"k\"],\"additionalProperties\":false}"
+    static const struct td_grammar_spec spec =
+        SCHEMA("{\"type\":\"object\",\"properties\":{\"n\":{\"anyOf\":[{\"$ref\":\"#\"},{\"type\":\"null\"}]},\"k\":" NEST(
+            NEST(NEST("{\"type\":\"null\"}"))) "},\"required\":[\"n\",\"k\"],\"additionalProperties\":false}");
+    struct td_grammars *s = store(8 << 20, 4);
+    const struct td_grammar *g = open_spec(s, &spec);
+    struct td_matcher m;
+    uint32_t mask[WORDS];
+    int depth = 0;
+    td_matcher_init(&m, g);
+    for (; td_matcher_bytes(&m, "{\"n\":", 5); depth++)
+        check_mask(s, &m, mask);
+    assert_in_range(depth, TD_MATCH_DEPTH / 2, TD_MATCH_DEPTH);
+    assert_true(td_matcher_bytes(&m, "null", 4));
+    for (; depth > 0; depth--) {
+        check_mask(s, &m, mask);
+        assert_true(td_matcher_bytes(&m, ",\"k\":{\"k\":{\"k\":{\"k\":null}}}}", 28));
+    }
+    assert_true(td_matcher_may_end(&m));
+    td_grammars_destroy(s);
+}
+
 /* ---- what JSON is ---- */
 
 static bool accepts(const struct td_grammar *g, const char *p, size_t n) {
@@ -258,6 +283,10 @@ static void any_object(void **state) {
     td_grammars_destroy(s);
 }
 
+#define ONE(key, least)                                                                            \
+    "{\"type\":\"object\",\"properties\":{\"" key "\":{\"type\":\"string\",\"minLength\":" least          \
+    "}},\"required\":[\"" key "\"],\"additionalProperties\":false}"
+
 /* One row per mechanism; what schemas mean in general is compared with jsonschema. */
 static void what_schemas_allow(void **state) {
     (void)state;
@@ -271,6 +300,8 @@ static void what_schemas_allow(void **state) {
         {SCHEMA("{\"type\":\"string\",\"maxLength\":1}"), "\"\\ud83d\\ude00\"", true},
         {SCHEMA("{\"type\":\"string\",\"minLength\":2}"), "\"\\n\"", false},
         {SCHEMA("{\"type\":\"string\",\"minLength\":2}"), "\"\\n\\u000a\"", true},
+        {SCHEMA("{\"anyOf\":[" ONE("a", "1") "," ONE("b", "3") "]}"), "{\"b\":\"xy\"}", false},
+        {SCHEMA("{\"anyOf\":[" ONE("a", "1") "," ONE("b", "3") "]}"), "{\"a\":\"x\"}", true},
         {SCHEMA("{\"enum\":[\"a\",\"b\"],\"type\":\"string\"}"), "\"b\"", true},
         {SCHEMA("{\"enum\":[\"a\",\"b\"],\"type\":\"string\"}"), "\"c\"", false},
         {SCHEMA("{\"type\":\"integer\",\"minimum\":-12,\"maximum\":105}"), "-12", true},
@@ -445,6 +476,7 @@ int main(void) {
         cmocka_unit_test(what_is_too_much_is_said),
         cmocka_unit_test(masks_are_what_the_matcher_takes),
         cmocka_unit_test(depth_ends_without_a_dead_end),
+        cmocka_unit_test(depth_leaves_room_for_what_is_required),
         cmocka_unit_test(any_object),
         cmocka_unit_test(what_schemas_allow),
     };
