@@ -167,6 +167,9 @@ class Structured:
             self.assertEqual(r.finish_reason, "stop")
         r = self.client.completions.create(model="needle", prompt="x", max_tokens=20, extra_body={"guided_choice": words})
         self.assertIn(r.choices[0].text, words)
+        r = self.client.completions.create(model="needle", prompt=["x", "y", "z"], n=2, max_tokens=20,
+                                           extra_body={"guided_regex": "[xy]z"})
+        self.assertEqual([c.text[1:] for c in r.choices], ["z"] * 6)
 
     def calls(self, seed, **more):
         r = self.ask(seed=seed, tools=TOOLS, **more).choices[0]
@@ -277,6 +280,14 @@ class Structured:
                 self.assertIsInstance(json.loads(r.message.content), dict)
                 ended += 1
         self.assertGreater(ended, 1)
+        for seed in range(1, 4):  # and so do forced calls
+            r = self.client.chat.completions.create(
+                **body(seed=seed, tokens=250, logit_bias=self.bias | think_end, reasoning_effort="high", tools=TOOLS,
+                       tool_choice="required", parallel_tool_calls=False)).choices[0]
+            self.assertIn(r.finish_reason, ("tool_calls", "length"))
+            self.assertFalse(r.message.content)
+            if r.finish_reason == "tool_calls":
+                self.check_call(r.message.tool_calls[0].function.name, json.loads(r.message.tool_calls[0].function.arguments))
 
     def cluster_think_end(self):
         for id in range(4000):
