@@ -7,6 +7,7 @@ import json
 import random
 import re
 import socket
+import subprocess
 import sys
 import time
 
@@ -189,6 +190,24 @@ def test_keep_alive_comments(s):
                            b"Connection: close\r\n"))
         data = read_all(c)
     assert b": keep-alive\n\n" in data and b"data: [DONE]" in data
+
+
+def test_curl(s):
+    """Chunks come as tokens do, not at the end."""
+    words = "@slow " + "one two three four five " * 8
+    p = subprocess.Popen(["curl", "-sN", "-H", "Content-Type: application/json", "-d", "@-", s.url + "/v1/chat/completions"],
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    p.stdin.write(body_of(words, stream=True).decode())
+    p.stdin.close()
+    times, text, last = [], "", ""
+    for line in p.stdout:
+        last = line.strip() or last
+        if line.startswith("data: {"):
+            times.append(time.monotonic())
+            for choice in json.loads(line[6:])["choices"]:
+                text += choice["delta"].get("content") or ""
+    assert p.wait(20) == 0 and (text, last) == (words, "data: [DONE]")
+    assert times[-1] - times[0] > 0.02 * 30 and times[len(times) // 2] - times[0] > 0.02 * 10, "it came at once"
 
 
 def test_pages(s):
