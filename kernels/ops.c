@@ -118,10 +118,11 @@ size_t td_index_workspace(uint32_t heads, uint32_t topk) {
 }
 
 size_t td_op_scratch(uint32_t heads, uint32_t index_heads, uint32_t max_entries) {
-    size_t lanes = td_lanes(heads), set = td_lanes(TD_WINDOW + max_entries);
+    size_t set = td_lanes(TD_WINDOW + max_entries), lanes = td_lanes(heads);
+    size_t queries = lanes > TD_ATTEND_QUERIES ? lanes : TD_ATTEND_QUERIES;
     size_t rows = (size_t)TD_ATTEND_BLOCKS * TD_BLOCK + TD_ATTEND_SPAN;
-    size_t attend =
-        rows * TD_ATTEND_ROW + (TD_HEAD_DIM + set) * lanes + (size_t)TD_BLOCK * TD_PANEL;
+    size_t attend = rows * TD_ATTEND_ROW + TD_HEAD_DIM * lanes + set * queries + TD_ATTEND_DOTS +
+                    (size_t)TD_ATTEND_SPAN * TD_HEAD_DIM;
     size_t index =
         (size_t)TD_INDEX_KEYS * TD_INDEX_DIM + 12 * (size_t)TD_INDEX_ROWS * td_lanes(index_heads);
     return round64((attend > index ? attend : index) * sizeof(float));

@@ -9,7 +9,10 @@ enum {
                                          a column of a block spreads over the cache */
     TD_ATTEND_BLOCKS = 2,             /* decoded blocks kept for the second pass */
     TD_ATTEND_SPAN = TD_WINDOW + 64,  /* decoded window rows kept for the next tokens */
-    TD_INDEX_KEYS = 64,               /* keys decoded together */
+    TD_ATTEND_NEAR = 32,              /* tokens whose windows are taken together at most, and */
+    TD_ATTEND_QUERIES = 128,          /* their heads at most */
+    TD_ATTEND_DOTS = 12 * TD_ATTEND_SPAN, /* dots of a tile's rows */
+    TD_INDEX_KEYS = 64,                   /* keys decoded together */
 };
 
 /* Heads or queries side by side: whole vectors of 8. */

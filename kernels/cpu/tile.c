@@ -2,6 +2,16 @@
  * them. */
 #include "kernels/cpu/tile.h"
 
+/* Sums stay in registers when loops over them are unrolled; where 16 lanes are only tried (no
+ * AVX-512), that would be minutes of compilation for nothing. */
+#if TD_WIDTH == 8 || defined(__AVX512F__)
+#define UNROLL_ROWS _Pragma("GCC unroll 12")
+#define UNROLL _Pragma("GCC unroll 8")
+#else
+#define UNROLL_ROWS _Pragma("GCC unroll 1")
+#define UNROLL _Pragma("GCC unroll 1")
+#endif
+
 TD_INLINE vl load_lanes(const float *p) {
     vl v;
     memcpy(&v, p, sizeof v);
@@ -53,7 +63,7 @@ TD_INLINE vl quad_lanes(const float *p) {
 
 /* The 16 lanes of one k. */
 TD_INLINE void load_panel(enum tile_kind kind, const float *w, vl *ret) {
-    if (kind != TILE_BF16) {
+    if (kind != TILE_BF16 && kind != TILE_BAND_BF16) {
         for (int v = 0; v < PANEL_VECTORS; v++)
             ret[v] = load_lanes(w + v * TD_WIDTH);
         return;
@@ -63,6 +73,15 @@ TD_INLINE void load_panel(enum tile_kind kind, const float *w, vl *ret) {
 #if TD_WIDTH == 8
     ret[0] = (vl)(d << 16);
     ret[1] = (vl)(d & 0xffff0000u);
+#elif defined(__AVX512BW__)
+    /* One shuffle puts the halves of both copies where they belong. */
+    enum { LOW = 0x01008080, HIGH = 0x03028080, NEXT = 0x04040000 };
+    const __m128i low = _mm_setr_epi32(LOW, LOW + NEXT, LOW + 2 * NEXT, LOW + 3 * NEXT);
+    const __m128i high = _mm_setr_epi32(HIGH, HIGH + NEXT, HIGH + 2 * NEXT, HIGH + 3 * NEXT);
+    const __m512i order =
+        _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_broadcastsi128_si256(low)),
+                           _mm256_broadcastsi128_si256(high), 1);
+    ret[0] = (vl)_mm512_shuffle_epi8(_mm512_broadcast_i64x4((__m256i)d), order);
 #else
     ul both = __builtin_shufflevector(d, d, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
     ret[0] = (vl)((both << (ul){16, 16, 16, 16, 16, 16, 16, 16}) & 0xffff0000u);
@@ -90,34 +109,118 @@ typedef vl tile_sums[TILE_ROWS][8];
 TD_INLINE void tile_step(tile_sums acc, const float *const *x, size_t k, bool odd, const float *w,
                          size_t w_panel, enum tile_kind kind, int rows, int panels) {
     enum { V = PANEL_VECTORS };
-#pragma GCC unroll 8
-    for (int p = 0; p < panels; p++) {
-        vl lanes[V];
-        load_panel(kind, w + (size_t)p * w_panel, lanes);
-#pragma GCC unroll 12
-        for (int r = 0; r < rows; r++) {
-            vl at = load_input(kind, x[r], k, odd);
-#pragma GCC unroll 2
-            for (int v = 0; v < V; v++)
-                acc[r][p * V + v] = fma_lanes(at, lanes[v], acc[r][p * V + v]);
+    vl lanes[8];
+    UNROLL
+    for (int p = 0; p < panels; p++)
+        load_panel(kind, w + (size_t)p * w_panel, lanes + p * V);
+    UNROLL_ROWS
+    for (int r = 0; r < rows; r++) {
+        vl at = load_input(kind, x[r], k, odd);
+        UNROLL
+        for (int v = 0; v < panels * V; v++)
+            acc[r][v] = fma_lanes(at, lanes[v], acc[r][v]);
+    }
+}
+
+TD_INLINE void clear_sums(tile_sums acc, int rows, int vectors) {
+    UNROLL_ROWS
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++)
+            acc[r][v] = splat_lanes(0.0f);
+    }
+}
+
+TD_INLINE void store_sums(float *y, size_t y_step, tile_sums acc, bool add, int rows, int vectors) {
+    UNROLL_ROWS
+    for (int r = 0; r < rows; r++, y += y_step) {
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            float *at = y + v * TD_WIDTH;
+            store_lanes(at, add ? load_lanes(at) + acc[r][v] : acc[r][v]);
         }
     }
 }
 
-TD_INLINE void tile_fixed(const struct tile *t, enum tile_kind kind, int rows, int panels) {
+enum { SUM_STEP = 8 * TD_WIDTH }; /* floats of a row of sums in memory */
+
+TD_INLINE void move_sums(const float *from, size_t from_step, float *to, size_t to_step, int rows,
+                         int vectors) {
+    for (int r = 0; r < rows; r++)
+        memcpy(to + r * to_step, from + r * from_step, (size_t)vectors * sizeof(vl));
+}
+
+/* Inputs begin..end-1 of a band, where some rows have begun and not ended and others not: few. */
+TD_INLINE void band_edge(const struct tile *t, float *sum, uint32_t begin, uint32_t end,
+                         enum tile_kind kind, int rows, int panels) {
+    enum { V = PANEL_VECTORS };
+    for (uint32_t k = begin; k < end; k++)
+        for (int p = 0; p < panels; p++) {
+            vl lanes[V];
+            load_panel(kind, t->w + k * t->w_step + (size_t)p * t->w_panel, lanes);
+            for (int r = 0; r < rows; r++) {
+                if (k - t->from[r] >= t->span) continue;
+                for (int v = 0; v < V; v++) {
+                    float *at = sum + r * SUM_STEP + (p * V + v) * TD_WIDTH;
+                    store_lanes(at, fma_lanes(splat_lanes(t->x[r][k]), lanes[v], load_lanes(at)));
+                }
+            }
+        }
+}
+
+TD_INLINE void tile_band(const struct tile *t, enum tile_kind kind, int rows, int panels) {
     enum { V = PANEL_VECTORS };
     const float *x[TILE_ROWS];
     for (int r = 0; r < rows; r++)
         x[r] = t->x[r];
-    for (uint32_t begin = 0; begin < t->k; begin += TD_BLOCK) {
-        const bool first = begin == 0 && !t->add;
+    tile_sums acc;
+    float sum[TILE_ROWS * SUM_STEP];
+    uint32_t all = t->from[rows - 1], end = t->from[0] + t->span; /* here all rows take part */
+    end = end > all ? end : all;
+    memset(sum, 0, sizeof sum);
+    band_edge(t, sum, t->from[0], all, kind, rows, panels);
+    UNROLL_ROWS
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int v = 0; v < panels * V; v++)
+            acc[r][v] = load_lanes(sum + r * SUM_STEP + v * TD_WIDTH);
+    }
+    const float *w = t->w + all * t->w_step;
+    for (size_t k = all; k < end; k++, w += t->w_step)
+        tile_step(acc, x, k, false, w, t->w_panel, kind, rows, panels);
+    if (all == t->from[0]) {
+        store_sums(t->y, t->y_step, acc, t->add, rows, panels * V);
+        return;
+    }
+    store_sums(sum, SUM_STEP, acc, false, rows, panels * V);
+    band_edge(t, sum, end, all + t->span, kind, rows, panels);
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < panels * V; v++) {
+            float *y = t->y + r * t->y_step + v * TD_WIDTH;
+            vl own = load_lanes(sum + r * SUM_STEP + v * TD_WIDTH);
+            store_lanes(y, t->add ? load_lanes(y) + own : own);
+        }
+}
+
+TD_INLINE void tile_fixed(const struct tile *t, enum tile_kind kind, int rows, int panels) {
+    enum { V = PANEL_VECTORS };
+    if (kind == TILE_BAND || kind == TILE_BAND_BF16) {
+        tile_band(t, kind, rows, panels);
+        return;
+    }
+    const float *x[TILE_ROWS];
+    for (int r = 0; r < rows; r++)
+        x[r] = t->x[r];
+    /* Several blocks are added up beside each other: rows of y lie pages apart. */
+    float sum[TILE_ROWS * SUM_STEP];
+    bool several = t->k > TD_BLOCK, add = t->add;
+    float *y = several ? sum : t->y;
+    size_t y_step = several ? SUM_STEP : t->y_step;
+    if (several && add) move_sums(t->y, t->y_step, sum, SUM_STEP, rows, panels * V);
+    for (uint32_t begin = 0; begin < t->k; begin += TD_BLOCK, add = true) {
         uint32_t end = t->k - begin < TD_BLOCK ? t->k : begin + TD_BLOCK;
         tile_sums acc;
-#pragma GCC unroll 12
-        for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-            for (int v = 0; v < panels * V; v++)
-                acc[r][v] = splat_lanes(0.0f);
+        clear_sums(acc, rows, panels * V);
         const float *w = t->w + begin * t->w_step;
         if (kind == TILE_QUAD_BF16) { /* k is even */
             for (size_t k = begin; k < end; k += 2, w += 2 * t->w_step) {
@@ -130,14 +233,9 @@ TD_INLINE void tile_fixed(const struct tile *t, enum tile_kind kind, int rows, i
             for (size_t k = begin; k < end; k++, w += t->w_step)
                 tile_step(acc, x, k, false, w, t->w_panel, kind, rows, panels);
         }
-#pragma GCC unroll 12
-        for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-            for (int v = 0; v < panels * V; v++) {
-                float *y = t->y + (size_t)r * t->y_step + v * TD_WIDTH;
-                store_lanes(y, first ? acc[r][v] : load_lanes(y) + acc[r][v]);
-            }
+        store_sums(y, y_step, acc, add, rows, panels * V);
     }
+    if (several) move_sums(sum, SUM_STEP, t->y, t->y_step, rows, panels * V);
 }
 
 /* `fit` panels at a time while there are as many, then one at a time. */
@@ -174,8 +272,9 @@ TD_INLINE void tile_rows(struct tile t, enum tile_kind kind, uint32_t rows, uint
         else
             tile_panels(t, kind, 1, wide ? 8 : 4, panels);
         rows -= n;
-        for (uint32_t r = 0; r < rows; r++)
-            t.x[r] = t.x[r + n];
+        memmove(t.x, t.x + n, rows * sizeof *t.x);
+        if (kind == TILE_BAND || kind == TILE_BAND_BF16)
+            memmove(t.from, t.from + n, rows * sizeof *t.from);
         t.y += n * t.y_step;
     }
 }
@@ -193,6 +292,12 @@ void tile_run(const struct tile *t, enum tile_kind kind, uint32_t rows, uint32_t
         break;
     case TILE_QUAD_BF16:
         tile_rows(*t, TILE_QUAD_BF16, rows, panels);
+        break;
+    case TILE_BAND:
+        tile_rows(*t, TILE_BAND, rows, panels);
+        break;
+    case TILE_BAND_BF16:
+        tile_rows(*t, TILE_BAND_BF16, rows, panels);
         break;
     }
 }

@@ -9,6 +9,9 @@
  *   TILE_QUAD  four chains a row: lane j takes x[r][k][j % 4], for products whose outputs are too
  *              few to fill a vector; there is one block (k <= 128)
  *   TILE_QUAD_BF16  the same with bf16 fours: a 32-bit word holds k (even, low half) and k + 1
+ *   TILE_BAND  as FP32, but every row has a range of its own: k = from[r]..from[r] + span - 1,
+ * `from` ascending, and the range is one block. Attention of neighbours, whose windows overlap
+ *   TILE_BAND_BF16  the same with bf16 panels
  * How many rows and panels share a pass changes speed only: enough chains to hide the latency of
  * fma, few enough to stay in registers. */
 #ifndef TD_KERNELS_CPU_TILE_H
@@ -36,7 +39,7 @@ enum {
     TILE_ROWS_PAIRS = TD_WIDTH == 16 ? 12 : 5, /* of TILE_QUAD_BF16, which needs two more */
 };
 
-enum tile_kind { TILE_FP32, TILE_BF16, TILE_QUAD, TILE_QUAD_BF16 };
+enum tile_kind { TILE_FP32, TILE_BF16, TILE_QUAD, TILE_QUAD_BF16, TILE_BAND, TILE_BAND_BF16 };
 
 struct tile {
     const float *x[TILE_ROWS]; /* row starts */
@@ -44,8 +47,9 @@ struct tile {
     size_t w_step, w_panel;    /* words from w[k] to w[k + 1], from a panel to the next */
     uint32_t k;
     float *y;
-    size_t y_step; /* floats from y[r] to y[r + 1]; panels lie side by side */
-    bool add;      /* y already holds the sum of earlier blocks */
+    size_t y_step;                  /* floats from y[r] to y[r + 1]; panels lie side by side */
+    bool add;                       /* y already holds the sum of earlier blocks */
+    uint32_t from[TILE_ROWS], span; /* of a band; k does not count */
 };
 
 /* Rows 1..TILE_ROWS against any number of panels. Compiled once per instruction set (tile.c). */

@@ -7,6 +7,8 @@
  *   streams   16 streams of 1,024 tokens, one token each per step
  *   context   prefill and decode at 1K, 4K, 16K and 48K tokens
  *   prefill, decode   only that of `prompt`, for profilers
+ *   ops       where the time of that prefill goes, op by op
+ * With avx512, avx2 or ref before the parts: that variant of the ops instead of the best one
  * Prints wall time and, because benchmarks share their machine, the processor time of all threads
  * per token. Not a test: nothing is asserted. */
 #include <stdio.h>
@@ -17,6 +19,7 @@
 #include "common/base/clock.h"
 #include "kernels/engine.h"
 #include "tests/kernels/machine.h"
+#include "tests/kernels/op_times.h"
 
 enum {
     PROMPT = 4509,
@@ -227,21 +230,36 @@ static int context_part(void) {
     return 0;
 }
 
+static int ops_part(void) {
+    if (prefill(0, PROMPT)) return 1;
+    td_op_times_start();
+    struct span t = now();
+    if (prefill(0, PROMPT)) return 1;
+    t = since(t);
+    td_op_times_stop();
+    print_rate("prefill of 4,509 tokens", PROMPT, t);
+    td_op_times_print(t.wall, limit_gflops);
+    return 0;
+}
+
 static int part(const char *name) {
     if (strcmp(name, "prompt") == 0) return prompt_part(true, true);
     if (strcmp(name, "prefill") == 0) return prompt_part(true, false);
     if (strcmp(name, "decode") == 0) return prompt_part(false, true);
     if (strcmp(name, "streams") == 0) return streams_part();
     if (strcmp(name, "context") == 0) return context_part();
+    if (strcmp(name, "ops") == 0) return ops_part();
     fprintf(stderr,
-            "bench_engine: expected prompt, streams, context, prefill or decode, found %s\n", name);
+            "bench_engine: expected prompt, streams, context, prefill, decode or ops, "
+            "found %s\n",
+            name);
     return 2;
 }
 
 int main(int argc, char **argv) {
     if (argc < 2) {
         fprintf(stderr, "usage: bench_engine MODEL_DIR [threads] [chunk] "
-                        "[prompt|streams|context|prefill|decode ...]\n");
+                        "[avx512|avx2|ref] [prompt|streams|context|prefill|decode|ops ...]\n");
         return 2;
     }
     struct td_error err;
@@ -262,6 +280,10 @@ int main(int argc, char **argv) {
         .max_runs = STREAMS,
         .threads = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 2,
     };
+    int parts = 4;
+    bool given = parts < argc && td_op_times_choose(argv[parts]);
+    bool avx512 = given ? strcmp(argv[parts], "avx512") == 0 : td_machine_avx512();
+    if (given) parts++;
     if (td_engine_create(model, &o, &engine, &err) != TD_OK) {
         fprintf(stderr, "bench_engine: %s\n", err.text);
         return 1;
@@ -283,12 +305,12 @@ int main(int argc, char **argv) {
     read_bytes =
         (double)m.weights * (weights_per_token(config) + head()) / (all_weights() + head());
     weight_bytes = (double)m.weights;
-    limit_gflops = td_machine_gflops(o.threads);
+    limit_gflops = td_machine_gflops(o.threads, avx512);
     limit_gbs = td_machine_read_gbs(o.threads, m.weights);
     int rc = 0;
-    for (int i = 4; !rc && i < argc; i++)
+    for (int i = parts; !rc && i < argc; i++)
         rc = part(argv[i]);
-    if (argc <= 4) rc = part("prompt") || part("streams") || part("context");
+    if (argc <= parts) rc = part("prompt") || part("streams") || part("context");
     td_engine_destroy(engine);
     td_model_close(model);
     return rc;

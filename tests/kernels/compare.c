@@ -5,8 +5,9 @@
  * The variant ref (on several threads, compared with itself on one) runs only when it is named.
  *
  * Exit code 1 when a variant differs, with the op, its shape, the seed and the first difference.
- * --bench prints, per op and variant, the share of the machine's multiply-add rate or read
- * bandwidth (measured in the same run) that one call reaches: of the limit that binds. */
+ * --bench prints, per op and variant, the share of the machine's multiply-add rate (with the
+ * variant's vectors) or read bandwidth (measured in the same run) that one call reaches: of the
+ * limit that binds. */
 #include "tests/kernels/compare.h"
 
 #include <math.h>
@@ -438,20 +439,20 @@ int main(int argc, char **argv) {
         return 2;
     }
     uint32_t n = variants(v, 8), cases = 0, failed = without_cases(), used = 0;
-    double gflops = 0;
-    if (o.bench) {
-        gflops = td_machine_gflops(o.threads);
-        printf(
-            "machine: %.1f GFLOP/s on %u threads; bandwidth is measured over each op's own bytes\n",
-            gflops, o.threads);
-    } else {
+    if (o.bench)
+        printf("bandwidth is measured over each op's own bytes, on %u threads\n", o.threads);
+    else
         printf("seed: --seed %llu\n", (unsigned long long)o.seed);
-    }
     for (uint32_t i = 0; i < n; i++) {
         if (o.list) printf("%s\n", v[i].name);
         if (o.list || strcmp(v[i].name, o.variant ? o.variant : v[i].name) != 0) continue;
         if (!o.variant && v[i].ops == &td_ops_ref) continue;
         used++;
+        double gflops = 0;
+        if (o.bench) {
+            gflops = td_machine_gflops(o.threads, strcmp(v[i].name, "avx512") == 0);
+            printf("machine for %s: %.1f GFLOP/s\n", v[i].name, gflops);
+        }
         run_variant(&v[i], &o, gflops, &cases, &failed);
     }
     if (!o.list && used == 0) {

@@ -10,6 +10,7 @@
 enum { THREADS_MAX = 256, CHAINS = 12, ROUNDS = 5 };
 
 #if defined(__x86_64__)
+#include <immintrin.h>
 #define WIDE __attribute__((target("avx2,fma")))
 typedef float lanes __attribute__((vector_size(32)));
 #define FMA(a, b, c) __builtin_ia32_vfmaddps256(a, b, c)
@@ -19,6 +20,15 @@ typedef float lanes __attribute__((vector_size(16)));
 #define FMA(a, b, c) ((a) * (b) + (c))
 #endif
 enum { LANES = sizeof(lanes) / sizeof(float) };
+
+bool td_machine_avx512(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512f");
+#else
+    return false;
+#endif
+}
 
 struct part {
     pthread_t thread;
@@ -45,6 +55,29 @@ WIDE static void *multiply(void *arg) {
         p->sink += acc[i][0];
     return NULL;
 }
+
+#if defined(__x86_64__)
+/* The same with twice the lanes. */
+__attribute__((target("avx512f"))) static void *multiply512(void *arg) {
+    typedef float lanes16 __attribute__((vector_size(64)));
+    struct part *p = arg;
+    lanes16 acc[CHAINS], a, b;
+    for (int j = 0; j < 16; j++) {
+        a[j] = 0.999f;
+        b[j] = 0.001f;
+    }
+    for (int i = 0; i < CHAINS; i++)
+        acc[i] = a;
+    for (uint64_t r = 0; r < p->repeats; r++)
+        for (int i = 0; i < CHAINS; i++)
+            acc[i] = (lanes16)_mm512_fmadd_ps((__m512)acc[i], (__m512)a, (__m512)b);
+    for (int i = 0; i < CHAINS; i++)
+        p->sink += acc[i][0];
+    return NULL;
+}
+#else
+#define multiply512 multiply
+#endif
 
 WIDE static void *sum(void *arg) {
     struct part *p = arg;
@@ -102,12 +135,13 @@ static double best(void *(*fn)(void *), struct part *part, uint32_t threads, dou
     return most;
 }
 
-double td_machine_gflops(uint32_t threads) {
+double td_machine_gflops(uint32_t threads, bool avx512) {
     static struct part part[THREADS_MAX];
     uint64_t repeats = 10u << 20;
     for (uint32_t i = 0; i < threads; i++)
         part[i].repeats = repeats;
-    return best(multiply, part, threads, 2e-9 * CHAINS * LANES * (double)repeats);
+    double flop = 2e-9 * CHAINS * (avx512 ? 2 * LANES : LANES) * (double)repeats;
+    return best(avx512 ? multiply512 : multiply, part, threads, flop);
 }
 
 double td_machine_read_gbs(uint32_t threads, uint64_t bytes) {
