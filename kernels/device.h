@@ -15,6 +15,7 @@
 #include "kernels/threads.h"
 
 struct td_backend;
+struct td_kv_move;
 struct td_ops;
 struct td_random;
 struct td_recording;
@@ -39,6 +40,24 @@ struct td_copy {
     void *to;
     const void *from;
     size_t width, rows, to_pitch, from_pitch;
+};
+
+/* Rows between a pool or slot and one stretch without gaps, all device memory: td_kv_move says what
+ * lies where. */
+struct td_wire_rows {
+    void *stretch, *own;
+    const struct td_kv_move *move; /* [n], device memory */
+    uint32_t n;
+};
+
+/* Stretches of device memory to be summed, and where their sums go: of stretch i the contributions
+ * (common/kv/checksum.h) in TD_SUM_SHARES numbers that are to be added. */
+enum { TD_SUM_STRETCHES = 8, TD_SUM_SHARES = 32 };
+struct td_sums {
+    const void *stretch[TD_SUM_STRETCHES]; /* 4-aligned */
+    uint64_t bytes[TD_SUM_STRETCHES];      /* multiples of 4 */
+    uint32_t n;
+    uint64_t *share; /* [n][TD_SUM_SHARES], device memory */
 };
 
 struct td_backend {
@@ -82,6 +101,16 @@ struct td_backend {
                       uint32_t *ret_launches, struct td_error *err);
     void (*replay)(struct td_device *d, const struct td_recording *r);
     void (*forget)(struct td_device *d, struct td_recording *r); /* NULL is fine */
+
+    /* Mark number i (0, 1) of a lane is all that was queued there so far; until it is done. What went
+     * wrong shows at the next wait. */
+    void (*mark)(struct td_device *d, enum td_lane lane, uint32_t i);
+    void (*reach)(struct td_device *d, enum td_lane lane, uint32_t i);
+
+    /* Wire blocks, in the KV lane; NULL where device memory is host memory. */
+    void (*pack)(struct td_device *d, const struct td_wire_rows *r);  /* own to stretch */
+    void (*unpack)(struct td_device *d, const struct td_wire_rows *r); /* stretch to own */
+    void (*sum)(struct td_device *d, const struct td_sums *s);
 
     /* The op table, ops of the mask (td_ops_mask) taken from the kind's plain definitions. An op
      * without a kernel is an error that names it. */

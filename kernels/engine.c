@@ -35,8 +35,8 @@ void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret) {
         .pool = e->layout.pool_bytes,
         .slots = e->layout.slot_bytes * e->o.slots,
         .index_workspace = e->index_bytes,
-        .scratch = e->scratch_bytes - e->index_bytes,
-        .host = e->host_bytes + td_kv_staging_bytes(&e->staging),
+        .scratch = e->scratch_bytes - e->index_bytes + e->staging.device_bytes,
+        .host = e->host_bytes + e->staging.host_bytes,
         .graphs = e->graphs.n,
         .graph_launches = e->graphs.launches,
     };
@@ -261,37 +261,30 @@ td_status td_engine_pack_page(struct td_engine *e, uint32_t page, struct td_kv_t
                               uint32_t index, uint32_t tokens, void *dst, size_t cap,
                               size_t *ret_len, struct td_kv_block_header *ret_header,
                               struct td_error *err) {
-    struct td_kv_view v;
-    TD_TRY(td_kv_staging_page(&e->staging, page, true, &v, err));
-    return td_kv_pack_page(v.kv, v.pool, v.page, ticket, index, tokens, dst, cap, ret_len,
-                           ret_header, err);
+    return td_kv_staging_pack(&e->staging, (struct td_kv_place){TD_KV_PAGE_BLOCK, page}, ticket,
+                              index, tokens, dst, cap, ret_len, ret_header, err);
 }
 
 td_status td_engine_pack_slot(struct td_engine *e, uint32_t slot, struct td_kv_ticket ticket,
                               uint32_t n, void *dst, size_t cap, size_t *ret_len,
                               struct td_kv_block_header *ret_header, struct td_error *err) {
-    struct td_kv_view v;
-    TD_TRY(td_kv_staging_slot(&e->staging, slot, true, &v, err));
-    return td_kv_pack_slot(v.kv, v.slot, ticket, n, dst, cap, ret_len, ret_header, err);
+    return td_kv_staging_pack(&e->staging, (struct td_kv_place){TD_KV_SLOT_BLOCK, slot}, ticket,
+                              td_kv_page_blocks(n), n, dst, cap, ret_len, ret_header, err);
 }
 
 td_status td_engine_unpack_page(struct td_engine *e, const void *block, size_t len,
                                 struct td_kv_ticket ticket, uint32_t n, uint32_t index,
                                 uint32_t page, struct td_kv_block_header *ret_header,
                                 struct td_error *err) {
-    struct td_kv_view v;
-    TD_TRY(td_kv_staging_page(&e->staging, page, false, &v, err));
-    TD_TRY(td_kv_unpack_page(v.kv, block, len, ticket, n, index, v.pool, v.page, ret_header, err));
-    return td_kv_staging_send_page(&e->staging, page, err);
+    return td_kv_staging_unpack(&e->staging, block, len, ticket, n, index,
+                                (struct td_kv_place){TD_KV_PAGE_BLOCK, page}, ret_header, err);
 }
 
 td_status td_engine_unpack_slot(struct td_engine *e, const void *block, size_t len,
                                 struct td_kv_ticket ticket, uint32_t n, uint32_t slot,
                                 struct td_kv_block_header *ret_header, struct td_error *err) {
-    struct td_kv_view v;
-    TD_TRY(td_kv_staging_slot(&e->staging, slot, false, &v, err));
-    TD_TRY(td_kv_unpack_slot(v.kv, block, len, ticket, n, v.slot, ret_header, err));
-    return td_kv_staging_send_slot(&e->staging, slot, err);
+    return td_kv_staging_unpack(&e->staging, block, len, ticket, n, td_kv_page_blocks(n),
+                                (struct td_kv_place){TD_KV_SLOT_BLOCK, slot}, ret_header, err);
 }
 
 /* ---- one layer ---- */

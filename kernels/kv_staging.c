@@ -1,121 +1,237 @@
-/* Copies of one page (three families, a strip per layer each) and one slot. */
+/* Packing, unpacking and copying of pages and slots; kv_staging.h says where what happens. */
 #include "kernels/kv_staging.h"
 
+#include <assert.h>
 #include <string.h>
 
-td_status td_kv_staging_plan(struct td_kv_staging *s, struct td_device *d,
-                             const struct td_kv_layout *kv, uint64_t model_fingerprint,
-                             struct td_error *err) {
+#include "common/kv/checksum.h"
+#include "kernels/bump.h"
+
+enum {
+    HEADER = sizeof(struct td_kv_block_header),
+    PIECE = 1 << 20, /* bytes of a half; shorter ones made slots slower and pages no faster */
+    SHARES = TD_SUM_STRETCHES * TD_SUM_SHARES,
+};
+
+_Static_assert((int)TD_KV_FAMILIES <= (int)TD_SUM_STRETCHES, "one stretch per family");
+
+/* ---- memory ---- */
+
+static void plan_device(struct td_kv_staging *s, struct td_bump *b) {
+    s->stretch = td_bump_take(b, s->stretch_bytes);
+    s->move = td_bump_take(b, s->moves * sizeof *s->move);
+    s->share = td_bump_take(b, SHARES * sizeof *s->share);
+}
+
+static void plan_host(struct td_kv_staging *s, struct td_bump *b) {
+    s->listed = td_bump_take(b, s->moves * sizeof *s->listed);
+    s->shares = td_bump_take(b, SHARES * sizeof *s->shares);
+    for (int i = 0; i < 2; i++)
+        s->half[i] = td_bump_take(b, PIECE);
+}
+
+static size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+void td_kv_staging_plan(struct td_kv_staging *s, struct td_device *d,
+                        const struct td_kv_layout *kv) {
+    struct td_bump device = {0}, host = {0};
     *s = (struct td_kv_staging){.device = d, .kv = kv};
-    if (d->backend->host) return TD_OK;
-    return td_kv_layout_init(&s->one, kv->layers, kv->ratio, kv->row_dtype, kv->key_dtype, 1,
-                             model_fingerprint, err);
+    if (d->backend->host) return;
+    s->stretch_bytes = larger(td_kv_page_block_bytes_max(kv), td_kv_slot_block_bytes_max(kv));
+    s->stretch_bytes = larger(s->stretch_bytes, kv->slot_bytes);
+    s->moves = td_kv_moves_max(kv);
+    plan_device(s, &device);
+    plan_host(s, &host);
+    s->device_bytes = device.used;
+    s->host_bytes = host.used;
 }
 
 td_status td_kv_staging_take(struct td_kv_staging *s, void *pool, void *slots,
                              struct td_error *err) {
     const struct td_backend *b = s->device->backend;
+    void *on_device, *on_host;
     s->pool = pool;
     s->slots = slots;
     if (b->host) return TD_OK;
-    TD_TRY(b->take_host(s->device, s->one.pool_bytes, "KV page", &s->page, err));
-    return b->take_host(s->device, s->one.slot_bytes, "KV slot", &s->slot, err);
+    TD_TRY(b->take(s->device, s->device_bytes, "wire block", &on_device, err));
+    s->on_device = on_device;
+    TD_TRY(b->take_host(s->device, s->host_bytes, "wire block", &on_host, err));
+    s->on_host = on_host;
+    plan_device(s, &(struct td_bump){s->on_device, 0});
+    plan_host(s, &(struct td_bump){s->on_host, 0});
+    return TD_OK;
 }
 
 void td_kv_staging_finish(struct td_kv_staging *s) {
-    if (s->page) s->device->backend->give_host(s->device, s->page);
-    if (s->slot) s->device->backend->give_host(s->device, s->slot);
+    if (s->on_device) s->device->backend->give(s->device, s->on_device, s->device_bytes);
+    if (s->on_host) s->device->backend->give_host(s->device, s->on_host);
 }
 
-size_t td_kv_staging_bytes(const struct td_kv_staging *s) {
-    return s->one.pool_bytes + s->one.slot_bytes;
+/* ---- the parts of a block's way ---- */
+
+static uint8_t *base_of(const struct td_kv_staging *s, struct td_kv_place p) {
+    return p.kind == TD_KV_PAGE_BLOCK ? s->pool : s->slots + s->kv->slot_bytes * p.number;
 }
 
-/* One family of a page: `bytes` in each of its layers. */
-static void copy_family(struct td_kv_staging *s, bool down, uint32_t page, size_t bytes,
-                        uint32_t layers, size_t device_offset, size_t host_offset) {
+static void transfer(struct td_kv_staging *s, bool down, void *there, void *here, size_t bytes) {
     struct td_device *d = s->device;
-    size_t pitch = bytes * s->kv->pages;
-    uint8_t *there = s->pool + device_offset + bytes * page;
-    uint8_t *here = (uint8_t *)s->page + host_offset;
-    struct td_copy c = {.width = bytes, .rows = layers};
-    if (layers == 0) return;
-    c.to = down ? here : there;
-    c.from = down ? there : here;
-    c.to_pitch = down ? bytes : pitch;
-    c.from_pitch = down ? pitch : bytes;
-    (down ? d->backend->download : d->backend->upload)(d, TD_LANE_KV, &c);
+    struct td_copy c = {
+        .to = down ? here : there, .from = down ? there : here, .width = bytes, .rows = 1};
+    if (bytes) (down ? d->backend->download : d->backend->upload)(d, TD_LANE_KV, &c);
 }
 
-static td_status copy_page(struct td_kv_staging *s, bool down, uint32_t page,
-                           struct td_error *err) {
-    const struct td_kv_layout *kv = s->kv, *one = &s->one;
-    copy_family(s, down, page, (size_t)TD_KV_CSA_PER_PAGE * kv->row_bytes, kv->csa_layers,
-                kv->csa_offset, one->csa_offset);
-    copy_family(s, down, page, (size_t)TD_KV_CSA_PER_PAGE * kv->key_bytes, kv->csa_layers,
-                kv->index_offset, one->index_offset);
-    copy_family(s, down, page, (size_t)TD_KV_HCA_PER_PAGE * kv->row_bytes, kv->hca_layers,
-                kv->hca_offset, one->hca_offset);
-    return s->device->backend->wait(s->device, TD_LANE_KV, err);
+/* The stretches of `from`'s or `to`'s block on the device. */
+static struct td_wire_rows list_rows(struct td_kv_staging *s, struct td_kv_place p, uint32_t n) {
+    size_t moves = td_kv_moves(s->kv, p.kind, base_of(s, p), p.number, n, s->listed);
+    assert(moves <= s->moves);
+    transfer(s, false, s->move, s->listed, moves * sizeof *s->listed);
+    return (struct td_wire_rows){
+        .stretch = s->stretch, .own = base_of(s, p), .move = s->move, .n = (uint32_t)moves};
 }
 
-static td_status copy_slot(struct td_kv_staging *s, bool down, uint32_t slot,
-                           struct td_error *err) {
+/* Queues the sums of the families of `h` in the stretch, and their way to the host. */
+static void queue_sums(struct td_kv_staging *s, const struct td_kv_block_header *h) {
+    struct td_sums sums = {.n = TD_KV_FAMILIES, .share = s->share};
+    const uint8_t *at = s->stretch;
+    for (int f = 0; f < TD_KV_FAMILIES; at += h->bytes[f++]) {
+        sums.stretch[f] = at;
+        sums.bytes[f] = h->bytes[f];
+    }
+    s->device->backend->sum(s->device, &sums);
+    transfer(s, true, s->share, s->shares, SHARES * sizeof *s->shares);
+}
+
+static uint64_t family_sum(const struct td_kv_staging *s, int family, uint64_t bytes) {
+    uint64_t sum = 0;
+    for (int i = 0; i < TD_SUM_SHARES; i++)
+        sum += s->shares[family * TD_SUM_SHARES + i];
+    return td_checksum_end(sum, bytes);
+}
+
+static size_t piece(size_t bytes, size_t k) {
+    size_t left = bytes - k * PIECE;
+    return left < PIECE ? left : PIECE;
+}
+
+/* The stretch to `dst`, a half behind the device. */
+static void fetch(struct td_kv_staging *s, uint8_t *dst, size_t bytes) {
     struct td_device *d = s->device;
-    uint8_t *there = s->slots + s->kv->slot_bytes * slot;
-    struct td_copy c = {.to = down ? s->slot : there,
-                        .from = down ? there : s->slot,
-                        .width = s->kv->slot_bytes,
-                        .rows = 1};
-    (down ? d->backend->download : d->backend->upload)(d, TD_LANE_KV, &c);
-    return d->backend->wait(d, TD_LANE_KV, err);
-}
-
-td_status td_kv_staging_page(struct td_kv_staging *s, uint32_t page, bool fetch,
-                             struct td_kv_view *ret, struct td_error *err) {
-    if (s->device->backend->host) {
-        *ret = (struct td_kv_view){.kv = s->kv, .pool = s->pool, .page = page};
-        return TD_OK;
+    size_t pieces = (bytes + PIECE - 1) / PIECE;
+    for (size_t k = 0; k <= pieces && pieces; k++) {
+        if (k < pieces) {
+            transfer(s, true, s->stretch + k * PIECE, s->half[k % 2], piece(bytes, k));
+            d->backend->mark(d, TD_LANE_KV, k % 2);
+        }
+        if (k == 0) continue;
+        d->backend->reach(d, TD_LANE_KV, (k - 1) % 2);
+        memcpy(dst + (k - 1) * PIECE, s->half[(k - 1) % 2], piece(bytes, k - 1));
     }
-    *ret = (struct td_kv_view){.kv = &s->one, .pool = s->page};
-    return fetch ? copy_page(s, true, page, err) : TD_OK;
 }
 
-td_status td_kv_staging_send_page(struct td_kv_staging *s, uint32_t page, struct td_error *err) {
-    return s->device->backend->host ? TD_OK : copy_page(s, false, page, err);
-}
-
-td_status td_kv_staging_slot(struct td_kv_staging *s, uint32_t slot, bool fetch,
-                             struct td_kv_view *ret, struct td_error *err) {
-    if (s->device->backend->host) {
-        *ret = (struct td_kv_view){.kv = s->kv, .slot = s->slots + s->kv->slot_bytes * slot};
-        return TD_OK;
+/* And back: a half is filled again when the device has taken it. */
+static void send(struct td_kv_staging *s, const uint8_t *src, size_t bytes) {
+    struct td_device *d = s->device;
+    for (size_t k = 0; k * PIECE < bytes; k++) {
+        if (k >= 2) d->backend->reach(d, TD_LANE_KV, k % 2);
+        memcpy(s->half[k % 2], src + k * PIECE, piece(bytes, k));
+        transfer(s, false, s->stretch + k * PIECE, s->half[k % 2], piece(bytes, k));
+        d->backend->mark(d, TD_LANE_KV, k % 2);
     }
-    *ret = (struct td_kv_view){.kv = &s->one, .slot = s->slot};
-    return fetch ? copy_slot(s, true, slot, err) : TD_OK;
 }
 
-td_status td_kv_staging_send_slot(struct td_kv_staging *s, uint32_t slot, struct td_error *err) {
-    return s->device->backend->host ? TD_OK : copy_slot(s, false, slot, err);
+/* ---- packing, unpacking ---- */
+
+td_status td_kv_staging_pack(struct td_kv_staging *s, struct td_kv_place from,
+                             struct td_kv_ticket ticket, uint32_t index, uint32_t n, void *dst,
+                             size_t cap, size_t *ret_len, struct td_kv_block_header *ret_header,
+                             struct td_error *err) {
+    struct td_device *d = s->device;
+    if (d->backend->host && from.kind == TD_KV_PAGE_BLOCK)
+        return td_kv_pack_page(s->kv, s->pool, from.number, ticket, index, n, dst, cap, ret_len,
+                               ret_header, err);
+    if (d->backend->host)
+        return td_kv_pack_slot(s->kv, base_of(s, from), ticket, n, dst, cap, ret_len, ret_header,
+                               err);
+    assert(n >= 1 && (from.kind == TD_KV_SLOT_BLOCK ||
+                      (from.number < s->kv->pages && n <= TD_KV_PAGE_TOKENS)));
+    struct td_kv_block_header h;
+    uint64_t checksum[TD_KV_FAMILIES];
+    td_kv_begin_header(s->kv, from.kind, ticket, index, n, &h);
+    if (HEADER + h.body_bytes > cap)
+        return td_fail(err, TD_TOO_LONG, "KV block: needs %zu bytes, room for %zu",
+                       (size_t)(HEADER + h.body_bytes), cap);
+    struct td_wire_rows rows = list_rows(s, from, n);
+    d->backend->pack(d, &rows);
+    queue_sums(s, &h);
+    fetch(s, (uint8_t *)dst + HEADER, h.body_bytes);
+    TD_TRY(d->backend->wait(d, TD_LANE_KV, err));
+    for (int f = 0; f < TD_KV_FAMILIES; f++)
+        checksum[f] = family_sum(s, f, h.bytes[f]);
+    td_kv_seal_header(&h, checksum);
+    memcpy(dst, &h, HEADER);
+    if (ret_header) *ret_header = h;
+    *ret_len = HEADER + h.body_bytes;
+    return TD_OK;
 }
+
+td_status td_kv_staging_unpack(struct td_kv_staging *s, const void *block, size_t len,
+                               struct td_kv_ticket ticket, uint32_t n, uint32_t index,
+                               struct td_kv_place to, struct td_kv_block_header *ret_header,
+                               struct td_error *err) {
+    struct td_device *d = s->device;
+    bool page = to.kind == TD_KV_PAGE_BLOCK;
+    if (d->backend->host && page)
+        return td_kv_unpack_page(s->kv, block, len, ticket, n, index, s->pool, to.number,
+                                 ret_header, err);
+    if (d->backend->host)
+        return td_kv_unpack_slot(s->kv, block, len, ticket, n, base_of(s, to), ret_header, err);
+    assert(n >= 1 && (!page || (to.number < s->kv->pages && index < td_kv_page_blocks(n))));
+    struct td_kv_block_header h;
+    TD_TRY(td_kv_check_header(s->kv, block, len, to.kind, ticket, n, index, &h, err));
+    send(s, (const uint8_t *)block + HEADER, h.body_bytes);
+    queue_sums(s, &h);
+    TD_TRY(d->backend->wait(d, TD_LANE_KV, err));
+    for (int f = 0; f < TD_KV_FAMILIES; f++)
+        if (td_kv_in_block(to.kind, f))
+            TD_TRY(td_kv_check_family(&h, f, family_sum(s, f, h.bytes[f]), err));
+    struct td_wire_rows rows = list_rows(s, to, page ? td_kv_block_tokens(n, index) : n);
+    d->backend->unpack(d, &rows);
+    TD_TRY(d->backend->wait(d, TD_LANE_KV, err));
+    if (ret_header) *ret_header = h;
+    return TD_OK;
+}
+
+/* ---- copies ---- */
 
 td_status td_kv_staging_copy_page(struct td_kv_staging *s, uint32_t from, uint32_t to,
                                   struct td_error *err) {
-    if (s->device->backend->host) {
+    struct td_device *d = s->device;
+    if (d->backend->host) {
         td_kv_copy_page(s->kv, s->pool, from, to);
         return TD_OK;
     }
-    TD_TRY(copy_page(s, true, from, err));
-    return copy_page(s, false, to, err);
+    struct td_wire_rows rows =
+        list_rows(s, (struct td_kv_place){TD_KV_PAGE_BLOCK, from}, TD_KV_PAGE_TOKENS);
+    d->backend->pack(d, &rows);
+    TD_TRY(d->backend->wait(d, TD_LANE_KV, err)); /* the list is written again */
+    rows = list_rows(s, (struct td_kv_place){TD_KV_PAGE_BLOCK, to}, TD_KV_PAGE_TOKENS);
+    d->backend->unpack(d, &rows);
+    return d->backend->wait(d, TD_LANE_KV, err);
 }
 
 td_status td_kv_staging_copy_slot(struct td_kv_staging *s, uint32_t from, uint32_t to,
                                   struct td_error *err) {
-    if (s->device->backend->host) {
-        memcpy(s->slots + s->kv->slot_bytes * to, s->slots + s->kv->slot_bytes * from,
-               s->kv->slot_bytes);
+    struct td_device *d = s->device;
+    uint8_t *a = s->slots + s->kv->slot_bytes * from, *b = s->slots + s->kv->slot_bytes * to;
+    if (d->backend->host) {
+        memcpy(b, a, s->kv->slot_bytes);
         return TD_OK;
     }
-    TD_TRY(copy_slot(s, true, from, err));
-    return copy_slot(s, false, to, err);
+    s->listed[0] = (struct td_kv_move){.bytes = s->kv->slot_bytes};
+    transfer(s, false, s->move, s->listed, sizeof *s->listed);
+    d->backend->pack(d, &(struct td_wire_rows){s->stretch, a, s->move, 1});
+    d->backend->unpack(d, &(struct td_wire_rows){s->stretch, b, s->move, 1});
+    return d->backend->wait(d, TD_LANE_KV, err);
 }

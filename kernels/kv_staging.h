@@ -1,46 +1,55 @@
-/* Pages and slots of a device's pool in host memory, one at a time, for wire blocks: packing reads
- * them there and unpacking writes them there. On the CPU they are where they are. */
+/* Wire blocks of an engine's pages and slots, wherever the pool lies.
+ *
+ * On the CPU common/kv/wire.h does it where the rows are. On a device kernels gather a block's rows
+ * into one stretch of device memory, or scatter them from there, and sum them; between it and the
+ * block go pieces through two halves of pinned memory, so that the device's copy of one runs beside
+ * the host's of the other, and all of it beside the steps. On a device nothing reaches the pool
+ * before a block was found right. Nothing is taken after td_kv_staging_take. */
 #ifndef TD_KERNELS_KV_STAGING_H
 #define TD_KERNELS_KV_STAGING_H
 
 #include "common/kv/layout.h"
+#include "common/kv/wire.h"
 #include "kernels/device.h"
 
 struct td_kv_staging {
     struct td_device *device;
     const struct td_kv_layout *kv; /* of `pool` and `slots`, device memory */
     uint8_t *pool, *slots;
-    struct td_kv_layout one; /* the same with a pool of one page: of host memory `page`, `slot` */
-    void *page, *slot;
+    /* Sizes; then memory of the device and pinned memory of the host. */
+    size_t stretch_bytes, moves, device_bytes, host_bytes;
+    uint8_t *on_device, *on_host;
+    uint8_t *stretch;                 /* a block's body, or a page's or slot's copy */
+    struct td_kv_move *move, *listed; /* of the device, of the host */
+    uint64_t *share, *shares;         /* of the device, of the host: td_sums */
+    uint8_t *half[2];                 /* of the host */
 };
 
-/* A page or a slot where the host reaches it: page `page` of `pool` under `kv`. */
-struct td_kv_view {
-    const struct td_kv_layout *kv;
-    void *pool, *slot;
-    uint32_t page;
+/* A page or a slot: page blocks and the slot block. */
+struct td_kv_place {
+    enum td_kv_block_kind kind;
+    uint32_t number; /* of the page or slot */
 };
 
 /* Sizes alone; then the memory. `d`, `kv`, `pool` and `slots` must outlive it. */
-TD_MUST_USE td_status td_kv_staging_plan(struct td_kv_staging *s, struct td_device *d,
-                                         const struct td_kv_layout *kv, uint64_t model_fingerprint,
-                                         struct td_error *err);
+void td_kv_staging_plan(struct td_kv_staging *s, struct td_device *d,
+                        const struct td_kv_layout *kv);
 TD_MUST_USE td_status td_kv_staging_take(struct td_kv_staging *s, void *pool, void *slots,
                                          struct td_error *err);
 void td_kv_staging_finish(struct td_kv_staging *s);
-/* Host memory planned. */
-size_t td_kv_staging_bytes(const struct td_kv_staging *s);
 
-/* View of a page and back: fetch before packing (`fetch` false: the view only, to write it whole),
- * send after unpacking. A view holds until the next call. */
-TD_MUST_USE td_status td_kv_staging_page(struct td_kv_staging *s, uint32_t page, bool fetch,
-                                         struct td_kv_view *ret, struct td_error *err);
-TD_MUST_USE td_status td_kv_staging_send_page(struct td_kv_staging *s, uint32_t page,
-                                              struct td_error *err);
-TD_MUST_USE td_status td_kv_staging_slot(struct td_kv_staging *s, uint32_t slot, bool fetch,
-                                         struct td_kv_view *ret, struct td_error *err);
-TD_MUST_USE td_status td_kv_staging_send_slot(struct td_kv_staging *s, uint32_t slot,
-                                              struct td_error *err);
+/* td_kv_pack_page, td_kv_pack_slot. `n`: tokens of the page, or of the sequence. */
+TD_MUST_USE td_status td_kv_staging_pack(struct td_kv_staging *s, struct td_kv_place from,
+                                         struct td_kv_ticket ticket, uint32_t index, uint32_t n,
+                                         void *dst, size_t cap, size_t *ret_len,
+                                         struct td_kv_block_header *ret_header,
+                                         struct td_error *err);
+/* td_kv_unpack_page, td_kv_unpack_slot. `n`: tokens of the prompt. */
+TD_MUST_USE td_status td_kv_staging_unpack(struct td_kv_staging *s, const void *block, size_t len,
+                                           struct td_kv_ticket ticket, uint32_t n, uint32_t index,
+                                           struct td_kv_place to,
+                                           struct td_kv_block_header *ret_header,
+                                           struct td_error *err);
 
 /* From one page or slot to another of the same pool. */
 TD_MUST_USE td_status td_kv_staging_copy_page(struct td_kv_staging *s, uint32_t from, uint32_t to,

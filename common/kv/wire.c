@@ -59,11 +59,13 @@ size_t td_kv_slot_block_bytes_max(const struct td_kv_layout *l) {
 /* Between a wire body and this worker's memory. */
 struct walk {
     const struct td_kv_layout *l;
-    bool pack;     /* own -> wire, or wire -> own */
-    uint8_t *wire; /* the next byte */
-    uint8_t *own;  /* pool or slot; only read when packing */
-    uint32_t page; /* page blocks */
-    uint32_t n;    /* tokens in the page, or of the sequence */
+    bool pack;               /* own -> wire, or wire -> own */
+    uint8_t *wire;           /* the next byte */
+    uint8_t *own;            /* pool or slot; only read when packing */
+    struct td_kv_move *list; /* not NULL: nothing moves, stretches are listed from a body at 0 */
+    uint32_t page;           /* page blocks */
+    uint32_t n;              /* tokens in the page, or of the sequence */
+    uint64_t body;           /* of the list */
     /* Of the family under way: */
     size_t moved;               /* bytes */
     struct td_checksum_run run; /* over its whole lines */
@@ -80,8 +82,18 @@ static void move_edge(struct walk *w, uint8_t *to, const uint8_t *from, size_t b
         td_checksum_lines(&w->run, NULL, w->edge, 1, TD_CHECKSUM_READ);
 }
 
+static void list(struct walk *w, uint64_t own, size_t bytes) {
+    if (bytes) *w->list++ = (struct td_kv_move){own, w->body, bytes};
+    w->body += bytes;
+    w->moved += bytes;
+}
+
 /* A slab is put into another process next; a pool is larger than any cache. */
 static void move(struct walk *w, void *own, size_t bytes) {
+    if (w->list) {
+        list(w, (uint64_t)((uint8_t *)own - w->own), bytes);
+        return;
+    }
     uint8_t *to = w->pack ? w->wire : own;
     const uint8_t *from = w->pack ? own : w->wire;
     size_t head = -w->moved % LINE;
@@ -204,28 +216,49 @@ static uint64_t header_checksum(const struct td_kv_block_header *h) {
     return td_checksum(&copy, sizeof copy);
 }
 
-static td_status pack(struct td_kv_block_header *h, struct walk *w, void *dst, size_t cap,
-                      size_t *ret_len, struct td_kv_block_header *ret_header,
-                      struct td_error *err) {
-    h->magic = TD_KV_WIRE_MAGIC;
-    h->version = TD_KV_WIRE_VERSION;
-    h->fingerprint = w->l->fingerprint;
-    h->tokens = w->n;
-    h->header_bytes = HEADER;
-    h->body_bytes = body_bytes(w->l, h->kind, w->n);
-    size_t len = HEADER + h->body_bytes;
+void td_kv_begin_header(const struct td_kv_layout *l, enum td_kv_block_kind kind,
+                        struct td_kv_ticket ticket, uint32_t index, uint32_t n,
+                        struct td_kv_block_header *ret) {
+    *ret = (struct td_kv_block_header){
+        .magic = TD_KV_WIRE_MAGIC,
+        .version = TD_KV_WIRE_VERSION,
+        .kind = (uint16_t)kind,
+        .fingerprint = l->fingerprint,
+        .epoch = ticket.epoch,
+        .ticket = ticket.ticket,
+        .index = index,
+        .first_token = kind == TD_KV_PAGE_BLOCK ? index * TD_KV_PAGE_TOKENS : 0,
+        .tokens = n,
+        .header_bytes = HEADER,
+        .body_bytes = body_bytes(l, kind, n),
+    };
+    for (int f = 0; f < TD_KV_FAMILIES; f++) {
+        ret->rows[f] = block_rows(l, kind, f, n);
+        ret->bytes[f] = block_bytes(l, kind, f, n);
+    }
+}
+
+void td_kv_seal_header(struct td_kv_block_header *h, const uint64_t checksum[TD_KV_FAMILIES]) {
+    for (int f = 0; f < TD_KV_FAMILIES; f++)
+        h->checksum[f] = td_kv_in_block(h->kind, f) ? checksum[f] : 0;
+    h->header_checksum = header_checksum(h);
+}
+
+static td_status pack(struct walk *w, enum td_kv_block_kind kind, struct td_kv_ticket ticket,
+                      uint32_t index, void *dst, size_t cap, size_t *ret_len,
+                      struct td_kv_block_header *ret_header, struct td_error *err) {
+    struct td_kv_block_header h;
+    uint64_t checksum[TD_KV_FAMILIES] = {0};
+    td_kv_begin_header(w->l, kind, ticket, index, w->n, &h);
+    size_t len = HEADER + h.body_bytes;
     if (len > cap)
         return td_fail(err, TD_TOO_LONG, "KV block: needs %zu bytes, room for %zu", len, cap);
     w->wire = (uint8_t *)dst + HEADER;
-    for (int f = 0; f < TD_KV_FAMILIES; f++) {
-        if (!td_kv_in_block(h->kind, f)) continue;
-        h->rows[f] = block_rows(w->l, h->kind, f, w->n);
-        h->bytes[f] = block_bytes(w->l, h->kind, f, w->n);
-        h->checksum[f] = walk_family(w, f, h->bytes[f]);
-    }
-    h->header_checksum = header_checksum(h);
-    memcpy(dst, h, HEADER);
-    if (ret_header) *ret_header = *h;
+    for (int f = 0; f < TD_KV_FAMILIES; f++)
+        if (td_kv_in_block(kind, f)) checksum[f] = walk_family(w, f, h.bytes[f]);
+    td_kv_seal_header(&h, checksum);
+    memcpy(dst, &h, HEADER);
+    if (ret_header) *ret_header = h;
     *ret_len = len;
     return TD_OK;
 }
@@ -236,16 +269,9 @@ td_status td_kv_pack_page(const struct td_kv_layout *l, const void *pool, uint32
                           struct td_error *err) {
     assert(page < l->pages && tokens >= 1 && tokens <= TD_KV_PAGE_TOKENS);
     assert(index < UINT32_MAX / TD_KV_PAGE_TOKENS);
-    struct td_kv_block_header h = {
-        .kind = TD_KV_PAGE_BLOCK,
-        .epoch = ticket.epoch,
-        .ticket = ticket.ticket,
-        .index = index,
-        .first_token = index * TD_KV_PAGE_TOKENS,
-    };
     struct walk w = {
         .l = l, .pack = true, .own = (uint8_t *)(uintptr_t)pool, .page = page, .n = tokens};
-    return pack(&h, &w, dst, cap, ret_len, ret_header, err);
+    return pack(&w, TD_KV_PAGE_BLOCK, ticket, index, dst, cap, ret_len, ret_header, err);
 }
 
 td_status td_kv_pack_slot(const struct td_kv_layout *l, const void *slot,
@@ -253,14 +279,26 @@ td_status td_kv_pack_slot(const struct td_kv_layout *l, const void *slot,
                           size_t *ret_len, struct td_kv_block_header *ret_header,
                           struct td_error *err) {
     assert(n >= 1);
-    struct td_kv_block_header h = {
-        .kind = TD_KV_SLOT_BLOCK,
-        .epoch = ticket.epoch,
-        .ticket = ticket.ticket,
-        .index = td_kv_page_blocks(n),
-    };
     struct walk w = {.l = l, .pack = true, .own = (uint8_t *)(uintptr_t)slot, .n = n};
-    return pack(&h, &w, dst, cap, ret_len, ret_header, err);
+    return pack(&w, TD_KV_SLOT_BLOCK, ticket, td_kv_page_blocks(n), dst, cap, ret_len, ret_header,
+                err);
+}
+
+/* ---- listing ---- */
+
+/* Of a layer: two stretches of values and of scales where the window wraps; two states of
+ * overlapping compressors of four cut rows and three whole ones; open rows. Pages have fewer. */
+size_t td_kv_moves_max(const struct td_kv_layout *l) {
+    return (size_t)l->layers * (4 + 2 * (4 * 2 + 3) + 1);
+}
+
+size_t td_kv_moves(const struct td_kv_layout *l, enum td_kv_block_kind kind, const void *own,
+                   uint32_t page, uint32_t n, struct td_kv_move *ret) {
+    struct walk w = {
+        .l = l, .own = (uint8_t *)(uintptr_t)own, .page = page, .n = n, .list = ret};
+    for (int f = 0; f < TD_KV_FAMILIES; f++)
+        if (td_kv_in_block(kind, f)) walk_rows(&w, f);
+    return (size_t)(w.list - ret);
 }
 
 /* ---- checking ---- */
@@ -352,22 +390,22 @@ td_status td_kv_peek(const void *block, size_t len, struct td_kv_block_header *r
 
 /* ---- unpacking ---- */
 
-static const char *block_name(enum td_kv_block_kind kind, uint32_t index, char *buf, size_t cap) {
+enum { NAME = 48 };
+
+static const char *block_name(enum td_kv_block_kind kind, uint32_t index, char buf[NAME]) {
     if (kind == TD_KV_PAGE_BLOCK)
-        snprintf(buf, cap, "KV page block %u", index);
+        snprintf(buf, NAME, "KV page block %u", index);
     else
-        snprintf(buf, cap, "KV slot block");
+        snprintf(buf, NAME, "KV slot block");
     return buf;
 }
 
-/* Everything about a block that can be checked before its rows are read; on success *ret is a copy
- * of its header. The sender can still write to a landing slab, so what has been checked is the
- * copy. */
-static td_status check_header(const struct td_kv_layout *l, const void *block, size_t len,
-                              enum td_kv_block_kind kind, struct td_kv_ticket ticket, uint32_t n,
-                              uint32_t index, const char *name, struct td_kv_block_header *ret,
-                              struct td_error *err) {
-    char why[SENTENCE];
+/* The sender can still write to a landing slab, so what is checked is the copy. */
+td_status td_kv_check_header(const struct td_kv_layout *l, const void *block, size_t len,
+                             enum td_kv_block_kind kind, struct td_kv_ticket ticket, uint32_t n,
+                             uint32_t index, struct td_kv_block_header *ret, struct td_error *err) {
+    char name[NAME], why[SENTENCE];
+    block_name(kind, index, name);
     if (len < HEADER)
         return td_fail(err, TD_CORRUPT, "%s: expected at least %d bytes, found %zu", name, HEADER,
                        len);
@@ -381,23 +419,25 @@ static td_status check_header(const struct td_kv_layout *l, const void *block, s
     return TD_OK;
 }
 
+td_status td_kv_check_family(const struct td_kv_block_header *h, enum td_kv_family family,
+                             uint64_t found, struct td_error *err) {
+    char name[NAME];
+    if (found == h->checksum[family]) return TD_OK;
+    return td_fail(err, TD_CORRUPT, "%s: %s: expected checksum %016" PRIx64 ", found %016" PRIx64,
+                   block_name(h->kind, h->index, name), td_kv_family_name(family),
+                   h->checksum[family], found);
+}
+
 static td_status unpack(struct walk *w, const void *block, size_t len, enum td_kv_block_kind kind,
                         struct td_kv_ticket ticket, uint32_t n, uint32_t index,
                         struct td_kv_block_header *ret_header, struct td_error *err) {
     struct td_kv_block_header h;
-    char name[48];
-    block_name(kind, index, name, sizeof name);
-    TD_TRY(check_header(w->l, block, len, kind, ticket, n, index, name, &h, err));
+    TD_TRY(td_kv_check_header(w->l, block, len, kind, ticket, n, index, &h, err));
     w->wire = (uint8_t *)(uintptr_t)block + HEADER;
     td_status st = TD_OK;
-    for (int f = 0; f < TD_KV_FAMILIES && st == TD_OK; f++) {
-        if (!td_kv_in_block(kind, f)) continue;
-        uint64_t found = walk_family(w, f, h.bytes[f]);
-        if (found != h.checksum[f])
-            st = td_fail(err, TD_CORRUPT,
-                         "%s: %s: expected checksum %016" PRIx64 ", found %016" PRIx64, name,
-                         td_kv_family_name(f), h.checksum[f], found);
-    }
+    for (int f = 0; f < TD_KV_FAMILIES && st == TD_OK; f++)
+        if (td_kv_in_block(kind, f))
+            st = td_kv_check_family(&h, f, walk_family(w, f, h.bytes[f]), err);
     td_checksum_settle(); /* after a fault too: the page is somebody else's soon */
     if (st == TD_OK && ret_header) *ret_header = h;
     return st;

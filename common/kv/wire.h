@@ -20,13 +20,14 @@
  * The previous window's second half is not sent: the entry it belonged to is already closed.
  * A family's checksum is td_checksum() over its bytes here. Little-endian throughout.
  *
- * A block's header is checked before its first byte goes into a pool, and its families are summed on
- * the way, each byte being read once: what was summed is what was written, even while a sender that
- * has gone wrong still writes. So nothing may read a page or slot before its block was found right.
- * Where the bytes go follows from the receiver's own layout and never from the header. */
+ * A block's header is checked before its first byte goes into a pool, and its families are summed
+ * on the way, each byte being read once: what was summed is what was written, even while a sender
+ * that has gone wrong still writes. So nothing may read a page or slot before its block was found
+ * right. Where the bytes go follows from the receiver's own layout and never from the header. */
 #ifndef TD_COMMON_KV_WIRE_H
 #define TD_COMMON_KV_WIRE_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -56,7 +57,7 @@ struct td_kv_block_header {
     uint64_t checksum[TD_KV_FAMILIES]; /* 0 for families of the other kind */
     uint64_t reserved[3];              /* 0 */
 };
-_Static_assert(sizeof(struct td_kv_block_header) == 256, "no padding, one size everywhere");
+static_assert(sizeof(struct td_kv_block_header) == 256, "no padding, one size everywhere");
 
 /* Which handoff a block belongs to. Both numbers come from the decode worker. */
 struct td_kv_ticket {
@@ -120,6 +121,39 @@ TD_MUST_USE td_status td_kv_unpack_slot(const struct td_kv_layout *l, const void
                                         struct td_kv_ticket ticket, uint32_t n, void *slot,
                                         struct td_kv_block_header *ret_header,
                                         struct td_error *err);
+
+/* ---- in steps, for who moves the bytes itself ----
+ * Where pool and slots lie in a device's memory, its kernels move and sum the rows; what moves
+ * where, headers and verdicts are decided here, by the walk and the checks above. */
+
+/* One stretch of a block: `bytes` at `own` in the pool or slot, at `body` behind the header. All
+ * are multiples of 4. */
+struct td_kv_move {
+    uint64_t own, body, bytes;
+};
+/* The most a block has, whatever its kind. */
+size_t td_kv_moves_max(const struct td_kv_layout *l);
+/* The stretches of a block in ascending order of `body`, without a gap, into ret [moves_max]; how
+ * many. `own`: the pool with the page, or the slot; not read. `n`: tokens of the page, or of the
+ * sequence. */
+size_t td_kv_moves(const struct td_kv_layout *l, enum td_kv_block_kind kind, const void *own,
+                   uint32_t page, uint32_t n, struct td_kv_move *ret);
+
+/* A block's header but for its checksums; and with them. `n`: tokens of the page, or of the
+ * sequence. */
+void td_kv_begin_header(const struct td_kv_layout *l, enum td_kv_block_kind kind,
+                        struct td_kv_ticket ticket, uint32_t index, uint32_t n,
+                        struct td_kv_block_header *ret);
+void td_kv_seal_header(struct td_kv_block_header *h, const uint64_t checksum[TD_KV_FAMILIES]);
+
+/* The two halves of unpacking's verdict: everything but the rows, and the rows' checksums. */
+TD_MUST_USE td_status td_kv_check_header(const struct td_kv_layout *l, const void *block,
+                                         size_t len, enum td_kv_block_kind kind,
+                                         struct td_kv_ticket ticket, uint32_t n, uint32_t index,
+                                         struct td_kv_block_header *ret, struct td_error *err);
+TD_MUST_USE td_status td_kv_check_family(const struct td_kv_block_header *h,
+                                         enum td_kv_family family, uint64_t found,
+                                         struct td_error *err);
 
 /* Reads kind, ticket and index of a block that just arrived, to find out whom to give it to. Checks
  * length, magic, version and the header's checksum; what it says is not yet right for anybody. */

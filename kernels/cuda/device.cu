@@ -19,11 +19,11 @@ static void note(struct td_cuda_fault *f, cudaError_t e, const char *at) {
     f->at = at;
 }
 
-void td_cuda_check(const struct td_device *d, const char *op) {
+void td_cuda_check(const struct td_device *d, enum td_lane lane, const char *op) {
     struct td_cuda *c = td_cuda_of(d);
     cudaError_t e = cudaGetLastError();
-    if (c->blocking && e == cudaSuccess) e = cudaStreamSynchronize(c->stream[TD_LANE_STEP]);
-    note(&c->fault[TD_LANE_STEP], e, op);
+    if (c->blocking && e == cudaSuccess) e = cudaStreamSynchronize(c->stream[lane]);
+    note(&c->fault[lane], e, op);
 }
 
 void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t bytes,
@@ -38,7 +38,7 @@ void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t 
     c->allowed[i].bytes = bytes;
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes) !=
         cudaSuccess)
-        td_cuda_check(d, op);
+        td_cuda_check(d, TD_LANE_STEP, op);
 }
 
 /* ---- open, close ---- */
@@ -62,8 +62,11 @@ static td_status find(uint32_t index, struct td_error *err) {
 static void cuda_close(struct td_device *d) {
     struct td_cuda *c = td_cuda_of(d);
     if (!c) return;
-    for (int i = 0; i < TD_LANES; i++)
+    for (int i = 0; i < TD_LANES; i++) {
+        for (int k = 0; k < 2; k++)
+            if (c->mark[i][k]) cudaEventDestroy(c->mark[i][k]);
         if (c->stream[i]) cudaStreamDestroy(c->stream[i]);
+    }
     free(c);
     d->state = NULL;
 }
@@ -80,6 +83,8 @@ static td_status cuda_open(struct td_device *d, uint32_t index, struct td_error 
     if (e == cudaSuccess) e = cudaGetDeviceProperties(&p, c->index);
     for (int i = 0; i < TD_LANES && e == cudaSuccess; i++)
         e = cudaStreamCreateWithFlags(&c->stream[i], cudaStreamNonBlocking);
+    for (int i = 0; i < 2 * TD_LANES && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&c->mark[i / 2][i % 2], cudaEventDisableTiming);
     if (e != cudaSuccess) return fail(err, TD_IO, "device", e);
     c->processors = p.multiProcessorCount;
     c->major = p.major;
@@ -256,6 +261,22 @@ static void cuda_replay(struct td_device *d, const struct td_recording *r) {
     note(&c->fault[TD_LANE_STEP], e, "a recorded step");
 }
 
+/* ---- marks ---- */
+
+static void cuda_mark(struct td_device *d, enum td_lane lane, uint32_t i) {
+    struct td_cuda *c = td_cuda_of(d);
+    cudaError_t e = cudaSetDevice(c->index);
+    if (e == cudaSuccess) e = cudaEventRecord(c->mark[lane][i], c->stream[lane]);
+    note(&c->fault[lane], e, "a mark");
+}
+
+static void cuda_reach(struct td_device *d, enum td_lane lane, uint32_t i) {
+    struct td_cuda *c = td_cuda_of(d);
+    cudaError_t e = cudaSetDevice(c->index);
+    if (e == cudaSuccess) e = cudaEventSynchronize(c->mark[lane][i]);
+    note(&c->fault[lane], e, "a copy");
+}
+
 /* ---- ops ---- */
 
 #define X(op) TD_PLAIN(op),
@@ -311,6 +332,11 @@ const struct td_backend td_backend_cuda = {
     .keep = cuda_keep,
     .replay = cuda_replay,
     .forget = cuda_forget,
+    .mark = cuda_mark,
+    .reach = cuda_reach,
+    .pack = TD_FAST(pack),
+    .unpack = TD_FAST(unpack),
+    .sum = TD_FAST(sum),
     .ops = cuda_ops,
     .index_workspace = cuda_index_workspace,
     .describe = cuda_describe,

@@ -30,6 +30,11 @@ TD_FAST_MAP(X)
 
 /* Bytes, whatever the context. */
 size_t TD_FAST(index_workspace)(uint32_t topk);
+
+/* Wire blocks (td_backend). */
+void TD_FAST(pack)(struct td_device *d, const struct td_wire_rows *r);
+void TD_FAST(unpack)(struct td_device *d, const struct td_wire_rows *r);
+void TD_FAST(sum)(struct td_device *d, const struct td_sums *s);
 }
 
 #endif

@@ -33,6 +33,7 @@ enum { TD_CUDA_KERNELS = 32 }; /* with more shared memory than a default */
 struct td_cuda {
     int index;
     cudaStream_t stream[TD_LANES];
+    cudaEvent_t mark[TD_LANES][2];
     struct td_cuda_fault fault[TD_LANES];
     int processors, major, minor;
     size_t shared_max; /* bytes of dynamic shared memory a block may have */
@@ -47,8 +48,8 @@ static inline struct td_cuda *td_cuda_of(const struct td_device *d) {
     return (struct td_cuda *)d->state;
 }
 
-/* Notes the first fault; `op` has static storage. */
-void td_cuda_check(const struct td_device *d, const char *op);
+/* Notes a lane's first fault; `op` has static storage. */
+void td_cuda_check(const struct td_device *d, enum td_lane lane, const char *op);
 /* Lets a kernel have `bytes` of dynamic shared memory, where that is more than a default. Asked at
  * every launch; the driver hears of it when it is more than before, which an engine's start brings
  * about. */
@@ -59,12 +60,13 @@ void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t 
 #define TD_SHARED(type, name)                                                                      \
     extern __shared__ __align__(16) unsigned char td_dynamic_shared[];                             \
     type *name = (type *)(void *)td_dynamic_shared
-#define TD_LAUNCH(d, op, kernel, grid, block, shared, ...)                                         \
+#define TD_LAUNCH_IN(d, lane, op, kernel, grid, block, shared, ...)                                \
     do {                                                                                           \
-        kernel<<<grid, block, shared, td_cuda_of(d)->stream[TD_LANE_STEP]>>>(__VA_ARGS__);         \
-        td_cuda_check(d, op);                                                                      \
+        kernel<<<grid, block, shared, td_cuda_of(d)->stream[lane]>>>(__VA_ARGS__);                 \
+        td_cuda_check(d, lane, op);                                                                \
     } while (0)
 #endif
+#define TD_LAUNCH(d, op, ...) TD_LAUNCH_IN(d, TD_LANE_STEP, op, __VA_ARGS__)
 
 static __host__ __device__ inline uint32_t td_ceil(size_t n, size_t by) {
     return (uint32_t)((n + by - 1) / by);

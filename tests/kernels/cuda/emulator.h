@@ -71,10 +71,10 @@ static inline void td_emulate_kernel(void (*kernel)(P...), dim3 grid, dim3 block
                                      A... a) {
     td_emulate_launch([=] { td_emulate(grid, block, shared, [=] { kernel(a...); }); });
 }
-#define TD_LAUNCH(d, op, kernel, grid, block, shared, ...)                                         \
+#define TD_LAUNCH_IN(d, lane, op, kernel, grid, block, shared, ...)                                \
     do {                                                                                           \
         td_emulate_kernel(kernel, grid, block, shared, __VA_ARGS__);                               \
-        td_cuda_check(d, op);                                                                      \
+        td_cuda_check(d, lane, op);                                                                \
     } while (0)
 
 template <class T> static inline T td_emulate_shuffle(T v, unsigned from, unsigned width = 32) {
@@ -168,6 +168,21 @@ static inline cudaError_t cudaStreamDestroy(cudaStream_t) {
     return cudaSuccess;
 }
 bool td_emulate_capturing(void);
+typedef void *cudaEvent_t;
+enum { cudaEventDisableTiming };
+static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) {
+    *e = NULL;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventDestroy(cudaEvent_t) {
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+    return cudaSuccess;
+}
+static inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
+    return cudaSuccess;
+}
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
     return td_emulate_capturing() ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
