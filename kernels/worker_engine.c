@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/text/tokenizer.h"
+#include "kernels/device.h"
 #include "kernels/worker_plan.h"
 
 static void name_model(struct td_worker_engine *w, const struct td_config *c) {
@@ -122,6 +123,8 @@ void td_worker_engine_memory_text(const struct td_worker_engine *w, size_t slabs
         .selections = w->selections.bytes,
         .slabs = slabs,
     };
+    if (w->options.backend && w->options.backend->memory)
+        td_worker_plan_beside(&p, w->layout->layers);
     td_engine_memory(w->engine, &p.engine);
     td_worker_plan_text(&p, buf, cap);
 }

@@ -116,6 +116,14 @@ struct asked {
     const struct td_engine_options *options;
 };
 
+void td_worker_plan_beside(struct td_worker_plan *p, uint32_t layers) {
+    const struct td_engine_options *o = &p->options;
+    p->context = (size_t)CONTEXT_MB * MB;
+    p->graphs = o->eager ? 0
+                         : (size_t)td_decode_graphs_count(o->max_runs) * layers * LAYER_KERNELS *
+                               GRAPH_KERNEL;
+}
+
 static td_status plan_with(const struct asked *a, uint32_t pages, uint32_t slots,
                            struct td_worker_plan *p, struct td_error *err) {
     struct td_engine_options *o = &p->options;
@@ -123,9 +131,7 @@ static td_status plan_with(const struct asked *a, uint32_t pages, uint32_t slots
     o->pages = pages;
     o->slots = o->max_runs = slots;
     if (o->max_tokens < slots) o->max_tokens = slots;
-    if (p->device.bytes && !o->eager)
-        p->graphs = (size_t)td_decode_graphs_count(slots) * a->model->config.layers *
-                    LAYER_KERNELS * GRAPH_KERNEL;
+    if (p->device.bytes) td_worker_plan_beside(p, a->model->config.layers);
     TD_TRY(td_engine_plan(a->model, o, &p->layout, &p->engine, err));
     uint32_t samples = slots > TD_CHOICES_MAX ? slots : TD_CHOICES_MAX;
     p->sampling = td_samplers_bytes(slots, a->model->config.vocab, td_worker_sample_threads(o));
@@ -235,7 +241,6 @@ td_status td_worker_plan(const struct td_model *model, const struct td_engine_op
     if (device->bytes == 0) {
         TD_TRY(plan_with(&a, pages, o->slots, &p, err));
     } else {
-        p.context = (size_t)CONTEXT_MB * MB;
         p.libraries = device->ranks > 1 ? (size_t)COLLECTIVES_MB * MB : 0;
         TD_TRY(fill_pool(&a, o->slots, &p, &pages, err));
         if (pages < context_pages(&p)) return refuse(&a, &p, pages, err);

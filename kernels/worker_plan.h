@@ -21,10 +21,13 @@ struct td_worker_plan {
     struct td_kv_layout layout;
     struct td_engine_memory engine;
     size_t sampling, grammars, selections; /* of the host; grammars: at most */
-    size_t slab_bytes, slabs;          /* one; all of the role, of the host */
-    size_t context, graphs, libraries; /* of a device beside the engine: see worker_plan.c */
+    size_t slab_bytes, slabs;              /* one; all of the role, of the host */
+    size_t context, graphs, libraries;     /* of a device beside the engine: see worker_plan.c */
     struct td_plan_device device;
 };
+
+/* Sets the lines of what a device's process holds beside its engine, by `options`. */
+void td_worker_plan_beside(struct td_worker_plan *p, uint32_t layers);
 
 /* Line i of the plan, without the total; false past the last. `host`: not on the device. */
 struct td_plan_row {
@@ -38,7 +41,8 @@ size_t td_worker_plan_bytes(const struct td_worker_plan *p, bool host);
 /* All lines as "what   bytes", then the total, into `buf` [cap]. */
 void td_worker_plan_text(const struct td_worker_plan *p, char *buf, size_t cap);
 
-/* Plans a worker that takes `slabs` slabs of at least `slab_bytes` and keeps `mask_bytes` of masks. With a device and options.pages
+/* Plans a worker that takes `slabs` slabs of at least `slab_bytes` and keeps `mask_bytes` of masks.
+ * With a device and options.pages
  * == 0 the pool gets what is left. What does not fit, or holds not even one sequence of
  * max_context, is TD_NO_MEMORY with a sentence that says which setting to change and to what. */
 TD_MUST_USE td_status td_worker_plan(const struct td_model *model,
@@ -56,8 +60,9 @@ TD_MUST_USE td_status td_worker_plan_card(const struct td_model *model, const st
 /* Sequences of `tokens` each that run at once. */
 uint32_t td_worker_plan_sequences(const struct td_worker_plan *p, uint32_t tokens);
 
-/* Threads that draw a step's tokens: with a device the cores have nothing else to do, and a draw from
- * a real vocabulary takes up to a millisecond; on the CPU one, since vocabularies there are small. */
+/* Threads that draw a step's tokens: with a device the cores have nothing else to do, and a draw
+ * from a real vocabulary takes up to a millisecond; on the CPU one, since vocabularies there are
+ * small. */
 uint32_t td_worker_sample_threads(const struct td_engine_options *o);
 
 /* Bytes of a slab: `wanted`, or more where the largest wire block needs it; whole memory pages. */
