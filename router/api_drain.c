@@ -13,17 +13,11 @@
 #include "router/serve_parts.h"
 
 static td_status check_origin(const struct td_http_conn *c, struct td_api_error *e) {
-    static const char *const foreign[] = {"origin", "forwarded", "via", "x-forwarded-for",
-                                          "x-real-ip"};
-    if (!td_http_peer_is_local(c))
+    const char *added = td_access_indirect(c);
+    if (added)
         return td_api_refuse(e, 403, "not_local", NULL,
-                             "only a client on the router's host may change the cluster");
-    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
-        if (td_http_header(c, foreign[i]))
-            return td_api_refuse(e, 403, "not_local", NULL,
-                                 "only a client on the router's host may change the cluster; this "
-                                 "request has the header %s",
-                                 foreign[i]);
+                             "only a client on the router's host may change the cluster%s%s",
+                             *added ? "; this request has the header " : "", added);
     const char *type = td_http_header(c, "content-type");
     static const char json[] = "application/json";
     if (!type || strncmp(type, json, sizeof json - 1) != 0)

@@ -49,5 +49,6 @@ void td_api_metrics(struct td_serve *s, struct td_http_conn *c) {
     }
     td_json_out_reset(&s->scratch);
     td_metrics_write(&s->scratch, &s->metrics, &g);
+    if (s->access.keys) td_api_keys_metrics(s->access.keys, &s->scratch);
     td_api_send(s, c, 200, TD_METRICS_CONTENT_TYPE);
 }

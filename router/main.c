@@ -1,4 +1,5 @@
 /* tandem-router: options, configuration, the loop. Everything else is in the library. */
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <uv.h>
@@ -69,6 +70,10 @@ static void log_settings(const struct td_config *c) {
 }
 
 static void on_signal(void *user, int signum) {
+    if (signum == SIGHUP) {
+        td_serve_reload(user);
+        return;
+    }
     td_info("signal %d: stopping", signum);
     td_serve_stop(user);
 }

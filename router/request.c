@@ -29,9 +29,9 @@ static void log_end(const struct td_request *r, enum td_outcome outcome, int sta
                     const struct td_flow_times *t, const char *text) {
     static const struct td_flow_times none;
     if (!t) t = &none;
-    td_info("request %s id=%s status=%d %s prompt=%llu tokens=%u prepare=%.1fms queue=%.1fms "
+    td_info("request %s id=%s key=%s status=%d %s prompt=%llu tokens=%u prepare=%.1fms queue=%.1fms "
             "first=%.1fms total=%.1fms attempts=%u %s>%s%s%s",
-            r->request_id, r->answer.id[0] ? r->answer.id : "-", status, td_outcome_label(outcome),
+            r->request_id, r->answer.id[0] ? r->answer.id : "-", r->key ? r->key->name : "-", status, td_outcome_label(outcome),
             (unsigned long long)td_prompts_tokens(&r->prompts), r->n_tokens,
             ms(r->arrived_ns, r->prepared_ns), ms(t->submitted, t->admitted),
             ms(r->arrived_ns, r->first_ns), ms(r->arrived_ns, td_now_ns()), t->attempts,
@@ -51,6 +51,8 @@ static void finish(struct td_request *r, enum td_outcome outcome, int status,
     td_list_remove(&r->link);
     td_list_push_back(&s->dead, &r->link);
     log_end(r, outcome, status, t, text);
+    if (r->key) td_api_key_give(r->key);
+    r->key = NULL;
 }
 
 static void name_worker(const struct td_request *r, uint64_t epoch, char out[TD_NAME_MAX]) {
@@ -327,10 +329,10 @@ static void reply_error(struct td_serve *s, struct td_http_conn *c, enum td_api_
 }
 
 static void refuse_early(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
-                         int status, const char *code, const char *text) {
+                         int status, const char *code, uint32_t retry_after_s, const char *text) {
     struct td_api_error e;
     (void)td_api_refuse(&e, status, code, NULL, "%s", text);
-    e.retry_after_s = 1;
+    e.retry_after_s = retry_after_s;
     s->metrics.requests[outcome_of(status)]++;
     reply_error(s, c, kind, &e);
 }
@@ -351,25 +353,33 @@ static void name_answer(struct td_request *r) {
 }
 
 void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
-                      const char *request_id) {
+                      const char *request_id, struct td_api_key *key) {
+    struct td_error err;
+    uint32_t retry_s;
     if (s->phase != TD_SERVE_RUNNING) {
-        refuse_early(s, c, kind, 503, "not_ready", td_serve_not_ready(s));
+        refuse_early(s, c, kind, 503, "not_ready", 1, td_serve_not_ready(s));
         return;
     }
     if (s->n_requests >= s->config->router_max_requests) {
         char text[120];
         snprintf(text, sizeof text, "%u requests are in flight, the limit is %llu; try again later",
                  s->n_requests, (unsigned long long)s->config->router_max_requests);
-        refuse_early(s, c, kind, 429, "overloaded", text);
+        refuse_early(s, c, kind, 429, "overloaded", 1, text);
+        return;
+    }
+    if (key && td_api_key_take(key, td_now_ns(), &retry_s, &err) != TD_OK) {
+        refuse_early(s, c, kind, 429, "rate_limit_exceeded", retry_s, err.text);
         return;
     }
     struct td_request *r = calloc(1, sizeof *r);
     if (!r) {
-        refuse_early(s, c, kind, 503, NULL, "out of memory");
+        if (key) td_api_key_give(key);
+        refuse_early(s, c, kind, 503, NULL, 1, "out of memory");
         return;
     }
     r->owner.gone = gone;
     r->s = s;
+    r->key = key;
     r->conn = c;
     r->kind = r->answer.params.kind = kind; /* an error has the form of its API from the start */
     r->id = s->next_request + 1;

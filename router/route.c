@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "router/api_anthropic.h"
 #include "router/serve_parts.h"
 
 void td_api_send(struct td_serve *s, struct td_http_conn *c, int status, const char *type) {
@@ -25,28 +26,29 @@ struct route {
     void (*answer)(struct td_serve *s, struct td_http_conn *c);
     void (*answer_rest)(struct td_serve *s, struct td_http_conn *c, const char *rest);
     /* neither: it generates, as `kind` */
+    enum td_access_kind access;
 };
 
 #define GET "GET, HEAD"
 static const struct route routes[] = {
-    {"/v1/chat/completions", "POST", TD_API_CHAT, NULL, NULL},
-    {"/v1/completions", "POST", TD_API_COMPLETIONS, NULL, NULL},
-    {"/v1/responses", "POST", TD_API_RESPONSES, NULL, NULL},
-    {"/v1/responses/*", GET ", DELETE", 0, NULL, td_api_stored},
-    {"/v1/responses/*/input_items", GET, 0, NULL, td_api_stored_items},
-    {"/v1/models", GET, 0, models, NULL},
-    {"/v1/models/**", GET, 0, NULL, td_api_models},
-    {"/v1/messages", "POST", TD_API_MESSAGES, NULL, NULL},
-    {"/v1/messages/count_tokens", "POST", 0, td_api_count_tokens, NULL},
-    {"/tokenize", "POST", 0, td_api_tokenize, NULL},
-    {"/detokenize", "POST", 0, td_api_detokenize, NULL},
-    {"/v1/cluster", GET, 0, td_api_cluster, NULL},
-    {"/v1/cluster/drain", "POST", 0, td_api_drain, NULL},
-    {"/v1/cluster/resume", "POST", 0, td_api_resume, NULL},
-    {"/health", GET, 0, td_api_health, NULL},
-    {"/ready", GET, 0, td_api_ready, NULL},
-    {"/metrics", GET, 0, td_api_metrics, NULL},
-    {"/openapi.json", GET, 0, td_api_openapi, NULL},
+    {"/v1/chat/completions", "POST", TD_API_CHAT, NULL, NULL, TD_ACCESS_KEY},
+    {"/v1/completions", "POST", TD_API_COMPLETIONS, NULL, NULL, TD_ACCESS_KEY},
+    {"/v1/responses", "POST", TD_API_RESPONSES, NULL, NULL, TD_ACCESS_KEY},
+    {"/v1/responses/*", GET ", DELETE", 0, NULL, td_api_stored, TD_ACCESS_KEY},
+    {"/v1/responses/*/input_items", GET, 0, NULL, td_api_stored_items, TD_ACCESS_KEY},
+    {"/v1/models", GET, 0, models, NULL, TD_ACCESS_KEY},
+    {"/v1/models/**", GET, 0, NULL, td_api_models, TD_ACCESS_KEY},
+    {"/v1/messages", "POST", TD_API_MESSAGES, NULL, NULL, TD_ACCESS_KEY},
+    {"/v1/messages/count_tokens", "POST", 0, td_api_count_tokens, NULL, TD_ACCESS_KEY},
+    {"/tokenize", "POST", 0, td_api_tokenize, NULL, TD_ACCESS_KEY},
+    {"/detokenize", "POST", 0, td_api_detokenize, NULL, TD_ACCESS_KEY},
+    {"/v1/cluster", GET, 0, td_api_cluster, NULL, TD_ACCESS_WATCH},
+    {"/v1/cluster/drain", "POST", 0, td_api_drain, NULL, TD_ACCESS_WATCH},
+    {"/v1/cluster/resume", "POST", 0, td_api_resume, NULL, TD_ACCESS_WATCH},
+    {"/health", GET, 0, td_api_health, NULL, TD_ACCESS_OPEN},
+    {"/ready", GET, 0, td_api_ready, NULL, TD_ACCESS_OPEN},
+    {"/metrics", GET, 0, td_api_metrics, NULL, TD_ACCESS_WATCH},
+    {"/openapi.json", GET, 0, td_api_openapi, NULL, TD_ACCESS_OPEN},
 };
 
 /* The client's own id when it is a plain one, else ours; it goes out with the answer. */
@@ -98,23 +100,42 @@ static bool matches(const char *pattern, const char *path, const char **ret_rest
     return segment > 0 && strcmp(pattern + n + 1, path + n + segment) == 0;
 }
 
+static void refuse_access(struct td_serve *s, struct td_http_conn *c, const char *path,
+                          const struct td_api_error *e) {
+    static const char messages[] = "/v1/messages";
+    td_http_add_header(c, "WWW-Authenticate", "Bearer");
+    if (strncmp(path, messages, sizeof messages - 1) == 0)
+        td_api_anthropic_error_reply(c, e, &s->scratch);
+    else
+        td_api_error_reply(c, e, &s->scratch);
+}
+
+static void answer(struct td_serve *s, struct td_http_conn *c, const struct route *r,
+                   const char *rest, const char *id) {
+    struct td_api_error e;
+    struct td_api_key *key;
+    if (td_access_preflight(&s->access, c, r->methods)) return;
+    if (!allowed(r->methods, td_http_method(c)))
+        not_allowed(s, c, r->methods);
+    else if (td_access_check(&s->access, c, r->access, &key, &e) != TD_OK)
+        refuse_access(s, c, r->path, &e);
+    else if (r->answer_rest)
+        r->answer_rest(s, c, rest);
+    else if (r->answer)
+        r->answer(s, c);
+    else
+        td_request_start(s, c, r->kind, id, key);
+}
+
 void td_route(void *serve, struct td_http_conn *c) {
     struct td_serve *s = serve;
     char id[TD_REQUEST_ID_MAX];
-    const char *path = td_http_path(c);
+    const char *path = td_http_path(c), *rest;
     request_id(s, c, id);
+    td_access_share(&s->access, c);
     for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
-        const struct route *r = &routes[i];
-        const char *rest;
-        if (!matches(r->path, path, &rest)) continue;
-        if (!allowed(r->methods, td_http_method(c)))
-            not_allowed(s, c, r->methods);
-        else if (r->answer_rest)
-            r->answer_rest(s, c, rest);
-        else if (r->answer)
-            r->answer(s, c);
-        else
-            td_request_start(s, c, r->kind, id);
+        if (!matches(routes[i].path, path, &rest)) continue;
+        answer(s, c, &routes[i], rest, id);
         return;
     }
     refuse(s, c, 404, "not_found", "no such endpoint: ", td_http_method(c), path);
@@ -125,6 +146,7 @@ void td_route_refused(void *serve, struct td_http_conn *c, int status, const cha
     char id[TD_REQUEST_ID_MAX];
     struct td_api_error e;
     request_id(s, c, id);
+    td_access_share(&s->access, c);
     (void)td_api_refuse(&e, status, status == 413 ? "body_too_large" : NULL, NULL, "%s", sentence);
     e.retry_after_s = status == 503;
     td_api_error_reply(c, &e, &s->scratch);

@@ -157,6 +157,29 @@ static td_status load_key(struct td_serve *s, struct td_error *err) {
     return td_cluster_key_load(c->cluster_key_file, &s->key, err);
 }
 
+static td_status open_access(struct td_serve *s, struct td_error *err) {
+    const char *path = s->config->router_api_keys_file;
+    s->access.origins = s->config->router_cors_origins;
+    TD_TRY(td_access_origins_check(s->access.origins, err));
+    if (!*path) return TD_OK;
+    TD_TRY(td_api_keys_create(&s->access.keys, err));
+    TD_TRY(td_api_keys_load(s->access.keys, path, err));
+    td_info("%u clients' keys", td_api_keys_count(s->access.keys));
+    return TD_OK;
+}
+
+void td_serve_reload(struct td_serve *s) {
+    const char *path = s->config->router_api_keys_file;
+    struct td_error err;
+    if (s->phase == TD_SERVE_STOPPING) return;
+    if (!s->access.keys)
+        td_info("asked to read keys again, but router.api_keys_file names none");
+    else if (td_api_keys_load(s->access.keys, path, &err) != TD_OK)
+        td_err("%s; the keys from before hold", err.text);
+    else
+        td_info("%u clients' keys", td_api_keys_count(s->access.keys));
+}
+
 /* Clients never get the last descriptors: a worker whose link found none could not come back for as
  * long as they hold on. */
 static uint32_t connections_max(const struct td_config *c) {
@@ -191,6 +214,7 @@ static td_status start(struct td_serve *s, struct td_error *err) {
     if (getrandom(&s->epoch, sizeof s->epoch, 0) != sizeof s->epoch || s->epoch == 0)
         return td_fail(err, TD_IO, "no random numbers from the system");
     TD_TRY(load_key(s, err));
+    TD_TRY(open_access(s, err));
     if (s->config->router_store_bytes)
         TD_TRY(td_response_store_create(s->config->router_store_bytes,
                                         (uint32_t)s->config->router_store_count, &s->responses,
@@ -270,5 +294,6 @@ void td_serve_destroy(struct td_serve *s) {
     td_json_out_free(&s->scratch);
     td_notify_close(&s->notify);
     td_cluster_key_free(s->key);
+    td_api_keys_destroy(s->access.keys);
     free(s);
 }

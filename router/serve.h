@@ -16,6 +16,8 @@ TD_MUST_USE td_status td_serve_create(uv_loop_t *loop, const struct td_config *c
 /* Ends everything: requests are cancelled with their workers, connections closed. The loop then
  * runs out by itself. May be called more than once. */
 void td_serve_stop(struct td_serve *s);
+/* Reads router.api_keys_file again; what cannot be read changes nothing and is logged. */
+void td_serve_reload(struct td_serve *s);
 /* TD_OK, or what ended the service (tokenizer unreadable, control socket taken). */
 td_status td_serve_result(const struct td_serve *s, struct td_error *err);
 /* After the loop has run out. NULL is fine. */

@@ -7,6 +7,7 @@
 #include "common/base/notify.h"
 #include "common/io/loop.h"
 #include "proto/link.h"
+#include "router/access.h"
 #include "router/answer.h"
 #include "router/flow.h"
 #include "router/metrics.h"
@@ -62,6 +63,7 @@ struct td_serve {
     uint32_t n_requests, n_text_jobs;
     uint32_t n_topk; /* running requests with return_indexer_topk */
     uint64_t next_request;
+    struct td_access access;
     struct td_response_store *responses; /* NULL: none are kept */
     struct td_metrics metrics;
     struct td_notify notify;    /* the service manager */
@@ -94,6 +96,7 @@ struct td_request {
     bool begun;    /* the head of a stream is out */
     uint64_t id;   /* of the flow, and of its first prompt: see td_request_flow_id */
     char request_id[TD_REQUEST_ID_MAX];
+    struct td_api_key *key; /* whose it is; NULL: no key was needed, or its end is accounted */
     uv_work_t work;
     enum td_api_kind kind;
     char *body; /* owned until prepared */
@@ -117,9 +120,10 @@ static inline uint64_t td_request_flow_id(const struct td_request *r, uint32_t c
 /* Holds a prepared request against what the workers and this router can do, and shortens output
  * limits that the client did not give. Not OK: r->error says why not. */
 TD_MUST_USE td_status td_request_check(struct td_request *r);
-/* Takes a POST to a generating endpoint; always answers, at once or later. */
+/* Takes a POST to a generating endpoint; always answers, at once or later. `key`: the client's, or
+ * NULL. */
 void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
-                      const char *request_id);
+                      const char *request_id, struct td_api_key *key);
 void td_request_abandon(struct td_request *r); /* the router stops */
 void td_request_hold(struct td_request *r, const struct td_flow_action *a);
 void td_request_deliver(struct td_request *r, const struct td_flow_action *a);

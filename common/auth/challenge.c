@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "common/auth/secret.h"
+
 #define MAGIC 0x43584454u /* "TDXC" */
 enum { VERSION = 1 };
 

@@ -2,15 +2,12 @@
 #include "common/auth/key.h"
 
 #include <ctype.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/params.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+
+#include "common/auth/secret.h"
 
 struct td_cluster_key {
     EVP_MAC_CTX *keyed; /* after init with the key; duplicated for each use */
@@ -46,50 +43,20 @@ void td_cluster_key_free(struct td_cluster_key *key) {
     free(key);
 }
 
-static td_status check_file(const char *path, const struct stat *st, struct td_error *err) {
-    if (!S_ISREG(st->st_mode))
-        return td_fail(err, TD_CONFIG, "cluster_key_file %s: expected a regular file", path);
-    if (st->st_uid != geteuid() && st->st_uid != 0)
-        return td_fail(err, TD_CONFIG,
-                       "cluster_key_file %s: expected a file of user %u or root, found user %u",
-                       path, (unsigned)geteuid(), (unsigned)st->st_uid);
-    if (st->st_mode & (S_IWGRP | S_IRWXO))
-        return td_fail(err, TD_CONFIG,
-                       "cluster_key_file %s: expected mode 0600 or 0640, found %04o: others could "
-                       "read or change the key (chmod 600, and make a new key if it was shared)",
-                       path, (unsigned)st->st_mode & 07777u);
-    return TD_OK;
-}
-
 td_status td_cluster_key_load(const char *path, struct td_cluster_key **ret_key,
                               struct td_error *err) {
     uint8_t bytes[TD_KEY_MAX + 1];
-    struct stat st;
     size_t n = 0;
-    ssize_t got = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return td_fail(err, TD_CONFIG, "cluster_key_file %s: %s; %s", path, strerror(errno), how);
-    td_status status = TD_OK;
-    if (fstat(fd, &st) != 0)
-        status = td_fail(err, TD_CONFIG, "cluster_key_file %s: %s", path, strerror(errno));
-    if (status == TD_OK) status = check_file(path, &st, err);
-    do {
-        got = status == TD_OK ? read(fd, bytes + n, sizeof bytes - n) : 0;
-        if (got > 0) n += (size_t)got;
-    } while (n < sizeof bytes && (got > 0 || (got < 0 && errno == EINTR)));
-    if (status == TD_OK && got < 0)
-        status = td_fail(err, TD_CONFIG, "cluster_key_file %s: %s", path, strerror(errno));
-    close(fd);
+    td_status st = td_secret_read("cluster_key_file", path, how, bytes, sizeof bytes, &n, err);
     while (n > 0 && n <= TD_KEY_MAX && isspace(bytes[n - 1]))
         n--;
-    if (status == TD_OK && (n < TD_KEY_MIN || n > TD_KEY_MAX))
-        status = td_fail(err, TD_CONFIG,
-                         "cluster_key_file %s: expected a key of %d to %d bytes, found %zu%s; %s",
-                         path, TD_KEY_MIN, TD_KEY_MAX, n, n > TD_KEY_MAX ? " or more" : "", how);
-    if (status == TD_OK) status = td_cluster_key_make(bytes, n, ret_key, err);
-    OPENSSL_cleanse(bytes, sizeof bytes);
-    return status;
+    if (st == TD_OK && (n < TD_KEY_MIN || n > TD_KEY_MAX))
+        st = td_fail(err, TD_CONFIG,
+                     "cluster_key_file %s: expected a key of %d to %d bytes, found %zu%s; %s", path,
+                     TD_KEY_MIN, TD_KEY_MAX, n, n > TD_KEY_MAX ? " or more" : "", how);
+    if (st == TD_OK) st = td_cluster_key_make(bytes, n, ret_key, err);
+    td_secret_wipe(bytes, sizeof bytes);
+    return st;
 }
 
 td_status td_cluster_key_mac(const struct td_cluster_key *key, const char *label, const void *bytes,
@@ -101,8 +68,4 @@ td_status td_cluster_key_mac(const struct td_cluster_key *key, const char *label
               EVP_MAC_final(c, mac, &out, TD_MAC_BYTES) == 1 && out == TD_MAC_BYTES;
     EVP_MAC_CTX_free(c);
     return ok ? TD_OK : TD_INTERNAL;
-}
-
-bool td_secret_equal(const void *a, const void *b, size_t len) {
-    return CRYPTO_memcmp(a, b, len) == 0;
 }

@@ -17,9 +17,8 @@ enum {
 
 struct td_cluster_key;
 
-/* CONFIG, with a sentence that says what to do: the file is missing, not a regular file, too short
- * or too long, of another user (than ours or root), or open to others: nobody but its owner may
- * write it, nobody outside owner and group may read it. */
+/* CONFIG, with a sentence that says what to do: the file is too short or too long, or refused by
+ * td_secret_read. */
 TD_MUST_USE td_status td_cluster_key_load(const char *path, struct td_cluster_key **ret_key,
                                           struct td_error *err);
 /* From bytes, for tests and machines under test. INVALID: too short or too long. */
@@ -32,8 +31,5 @@ void td_cluster_key_free(struct td_cluster_key *key);
  * apart. One thread at a time per key. INTERNAL: the library failed. */
 TD_MUST_USE td_status td_cluster_key_mac(const struct td_cluster_key *key, const char *label,
                                          const void *bytes, size_t len, uint8_t mac[TD_MAC_BYTES]);
-
-/* Whether `len` bytes are equal, in a time that does not depend on where they differ. */
-bool td_secret_equal(const void *a, const void *b, size_t len);
 
 #endif

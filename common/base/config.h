@@ -61,6 +61,8 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("router.max_body", router_max_body, U, 8u << 20, 1024, 1u << 30, "bytes of a request body")  \
     X("router.max_requests", router_max_requests, U, 256, 1, 65536, "requests in flight before 429; n choices count n") \
     X("router.max_topk_requests", router_max_topk_requests, U, 8, 0, 65536, "requests with return_indexer_topk in flight before 429") \
+    X("router.api_keys_file", router_api_keys_file, S, "", 0, 0, "keys of clients, a line NAME KEY [requests=N] [per_minute=N] each, mode 0600; SIGHUP reads it again; default: everybody may ask") \
+    X("router.cors_origins", router_cors_origins, S, "", 0, 0, "origins whose pages may ask from a browser, separated by commas, or *") \
     X("router.store_bytes", router_store_bytes, U, 256u << 20, 0, 1ull << 40, "memory for responses that /v1/responses keeps, the oldest go first; 0: none are kept") \
     X("router.store_count", router_store_count, U, 10000, 1, 1u << 24, "responses that are kept")   \
     X("router.default_max_tokens", router_default_max_tokens, U, 4096, 1, 1048576, "output limit when a request names none") \

@@ -64,7 +64,7 @@ void td_timer_destroy(struct td_timer *t) {
 /* ---- signals ---- */
 
 struct td_signals {
-    uv_signal_t term, interrupt;
+    uv_signal_t handle[3];
     int open;
     td_signal_fn *fn;
     void *user;
@@ -81,22 +81,26 @@ td_status td_signals_create(uv_loop_t *loop, td_signal_fn *fn, void *user,
     if (!s) return TD_NO_MEMORY;
     s->fn = fn;
     s->user = user;
-    if (uv_signal_init(loop, &s->term) != 0) { /* only the first of a loop can fail */
-        free(s);
-        return TD_IO;
+    for (int i = 0; i < 3; i++) {
+        if (uv_signal_init(loop, &s->handle[i]) != 0) { /* only the first of a loop can fail */
+            free(s);
+            return TD_IO;
+        }
+        s->handle[i].data = s;
+        s->open++;
     }
-    uv_signal_init(loop, &s->interrupt);
-    s->term.data = s->interrupt.data = s;
-    s->open = 2;
-    if (uv_signal_start(&s->term, on_signal, SIGTERM) != 0 ||
-        uv_signal_start(&s->interrupt, on_signal, SIGINT) != 0 ||
-        signal(SIGPIPE, SIG_IGN) == SIG_ERR) {
+    static const int signums[3] = {SIGTERM, SIGINT, SIGHUP};
+    for (int i = 0; i < 3; i++) {
+        if (uv_signal_start(&s->handle[i], on_signal, signums[i]) != 0) {
+            td_signals_destroy(s);
+            return TD_IO;
+        }
+        uv_unref((uv_handle_t *)&s->handle[i]); /* waiting for a signal keeps no loop alive */
+    }
+    if (signal(SIGPIPE, SIG_IGN) == SIG_ERR) {
         td_signals_destroy(s);
         return TD_IO;
     }
-    /* Waiting for a signal keeps no loop alive. */
-    uv_unref((uv_handle_t *)&s->term);
-    uv_unref((uv_handle_t *)&s->interrupt);
     *ret = s;
     return TD_OK;
 }
@@ -108,8 +112,8 @@ static void free_signals(uv_handle_t *h) {
 
 void td_signals_destroy(struct td_signals *s) {
     if (!s) return;
-    uv_close((uv_handle_t *)&s->term, free_signals);
-    uv_close((uv_handle_t *)&s->interrupt, free_signals);
+    for (int i = 0; i < 3; i++)
+        uv_close((uv_handle_t *)&s->handle[i], free_signals);
 }
 
 /* ---- end ---- */

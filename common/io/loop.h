@@ -28,7 +28,7 @@ void td_timer_destroy(struct td_timer *t);
 /* ---- signals ---- */
 
 struct td_signals;
-/* SIGTERM and SIGINT call `fn` on the loop, each time; SIGPIPE is ignored for the process. */
+/* SIGTERM, SIGINT and SIGHUP call `fn` on the loop, each time; SIGPIPE is ignored for the process. */
 typedef void td_signal_fn(void *user, int signum);
 TD_MUST_USE td_status td_signals_create(uv_loop_t *loop, td_signal_fn *fn, void *user,
                                         struct td_signals **ret);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "common/auth/secret.h"
 #include "common/base/clock.h"
 #include "common/xfer/internal.h"
 

@@ -8,9 +8,35 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/auth/secret.h"
 #include "common/base/clock.h"
 
 enum { BODY_MAX = 64 << 20, LINE_MAX_BYTES = 1 << 20 };
+
+static char authorization[300]; /* header; "": no key */
+
+td_status td_client_use_key(const char *path, struct td_error *err) {
+    uint8_t key[258];
+    size_t n = 0;
+    TD_TRY(td_secret_read("--key-file", path, "expected a file with an API key", key, sizeof key,
+                          &n, err));
+    while (n > 0 && key[n - 1] <= ' ')
+        n--;
+    for (size_t i = 0; i < n; i++)
+        if (key[i] <= ' ' || key[i] > '~') n = 0;
+    if (n == 0 || n == sizeof key)
+        return td_fail(err, TD_CONFIG, "--key-file %s: expected one line with an API key", path);
+    snprintf(authorization, sizeof authorization, "Authorization: Bearer %.*s", (int)n,
+             (const char *)key);
+    td_secret_wipe(key, sizeof key);
+    return TD_OK;
+}
+
+static struct curl_slist *make_headers(bool json) {
+    struct curl_slist *l = NULL;
+    if (json) l = curl_slist_append(l, "Content-Type: application/json");
+    return *authorization ? curl_slist_append(l, authorization) : l;
+}
 
 struct buffer {
     char *data;
@@ -49,7 +75,7 @@ static void join_url(char *out, size_t cap, const char *url, const char *path) {
 static td_status ask(const char *url, const char *path, const char *json, long timeout_ms,
                      json_t **ret, long *ret_http, struct td_error *err) {
     char full[1024];
-    struct curl_slist *headers = NULL;
+    struct curl_slist *headers = make_headers(json);
     join_url(full, sizeof full, url, path);
     CURL *c = curl_easy_init();
     if (!c) return td_fail(err, TD_NO_MEMORY, "HTTP client: out of memory");
@@ -60,11 +86,8 @@ static td_status ask(const char *url, const char *path, const char *json, long t
     curl_easy_setopt(c, CURLOPT_PROXY, ""); /* never one of the environment's */
     curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, on_body);
     curl_easy_setopt(c, CURLOPT_WRITEDATA, &body);
-    if (json) {
-        headers = curl_slist_append(NULL, "Content-Type: application/json");
-        curl_easy_setopt(c, CURLOPT_HTTPHEADER, headers);
-        curl_easy_setopt(c, CURLOPT_POSTFIELDS, json);
-    }
+    curl_easy_setopt(c, CURLOPT_HTTPHEADER, headers);
+    if (json) curl_easy_setopt(c, CURLOPT_POSTFIELDS, json);
     CURLcode rc = curl_easy_perform(c);
     long http = 0;
     curl_easy_getinfo(c, CURLINFO_RESPONSE_CODE, &http);
@@ -218,7 +241,7 @@ td_status td_client_chat(const char *url, const char *model, const char *user_te
     char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
     json_decref(body);
     CURL *c = curl_easy_init();
-    struct curl_slist *headers = curl_slist_append(NULL, "Content-Type: application/json");
+    struct curl_slist *headers = make_headers(true);
     if (!text || !c || !headers) {
         free(text);
         curl_easy_cleanup(c);

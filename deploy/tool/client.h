@@ -20,6 +20,9 @@ TD_MUST_USE td_status td_client_post(const char *url, const char *path, const ch
 /* The message of an API error, or "HTTP <status>"; `buf` holds it. */
 const char *td_client_message(const json_t *body, long http, char buf[300]);
 
+/* The API key in `path` (the file's only line, mode 0600) goes with every request from now on. */
+TD_MUST_USE td_status td_client_use_key(const char *path, struct td_error *err);
+
 struct td_client_answer {
     char text[4096]; /* content, cut when longer */
     char finish[32]; /* finish_reason */

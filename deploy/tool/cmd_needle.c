@@ -23,6 +23,7 @@ static const char help[] =
     "text before it) and compares the answers. Prints a table; exit code 1 if one is lost.\n"
     "\n"
     "  --url URL        the router, e.g. http://127.0.0.1:8000\n"
+    "  --key-file FILE  an API key of the router, when it wants one\n"
     "  --lengths N,...  default 338,943,1850,4509,10498,22016\n"
     "  --depths P,...   default 0,25,50,75,100\n"
     "  --look-alikes N  further facts of all four kinds about other names (default 0)\n"
@@ -41,7 +42,7 @@ static const char help[] =
     "  --tokenizer DIR  folder of tokenizer.json; default: model.dir of the running cluster\n";
 
 struct options {
-    const char *url, *tokenizer, *svg;
+    const char *url, *key_file, *tokenizer, *svg;
     uint32_t lengths[LIST_MAX], depths[LIST_MAX];
     int n_lengths, n_depths;
     uint32_t look_alikes, trials, seed;
@@ -79,6 +80,9 @@ static bool take_option(struct options *o, int c, const char *value) {
     case 'u':
         o->url = value;
         return true;
+    case 'k':
+        o->key_file = value;
+        return true;
     case 't':
         o->tokenizer = value;
         return true;
@@ -114,6 +118,7 @@ static bool take_option(struct options *o, int c, const char *value) {
 
 static int parse(int argc, char **argv, struct options *o) {
     static const struct option longs[] = {{"url", required_argument, NULL, 'u'},
+                                          {"key-file", required_argument, NULL, 'k'},
                                           {"lengths", required_argument, NULL, 'l'},
                                           {"depths", required_argument, NULL, 'd'},
                                           {"look-alikes", required_argument, NULL, 'a'},
@@ -260,7 +265,8 @@ int td_cmd_needle(int argc, char **argv) {
     curl_global_init(CURL_GLOBAL_DEFAULT);
     struct td_error err = {.text = ""};
     struct tally tally = {0};
-    td_status st = run(&o, &tally, &err);
+    td_status st = o.key_file ? td_client_use_key(o.key_file, &err) : TD_OK;
+    if (st == TD_OK) st = run(&o, &tally, &err);
     if (st != TD_OK) fprintf(stderr, "tandem needle: %s\n", err.text);
     curl_global_cleanup();
     return st == TD_OK && tally.found == tally.asked ? TD_EXIT_OK : TD_EXIT_FAILED;
