@@ -294,8 +294,7 @@ size_t td_kv_moves_max(const struct td_kv_layout *l) {
 
 size_t td_kv_moves(const struct td_kv_layout *l, enum td_kv_block_kind kind, const void *own,
                    uint32_t page, uint32_t n, struct td_kv_move *ret) {
-    struct walk w = {
-        .l = l, .own = (uint8_t *)(uintptr_t)own, .page = page, .n = n, .list = ret};
+    struct walk w = {.l = l, .own = (uint8_t *)(uintptr_t)own, .page = page, .n = n, .list = ret};
     for (int f = 0; f < TD_KV_FAMILIES; f++)
         if (td_kv_in_block(kind, f)) walk_rows(&w, f);
     return (size_t)(w.list - ret);
