@@ -23,6 +23,9 @@ struct td_tokenizer;
  * a tokenizer of another kind (other splitters, normaliser, byte fallback, ...). */
 TD_MUST_USE td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_t,
                                         struct td_error *err);
+/* The same from `size` bytes of a tokenizer.json; `path` is for sentences. */
+TD_MUST_USE td_status td_tokenizer_parse(const char *path, const char *text, size_t size,
+                                         struct td_tokenizer **ret_t, struct td_error *err);
 void td_tokenizer_destroy(struct td_tokenizer *t);
 
 /* Appends the ids of `n` bytes of ordinary text to `out`. Time is near linear in n for any text.

@@ -373,20 +373,9 @@ static td_status load_all(const struct load *ld, const json_t *root) {
     return mark_whole(ld);
 }
 
-td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_t, struct td_error *err) {
-    char path[4096];
-    if (snprintf(path, sizeof path, "%s/tokenizer.json", dir) >= (int)sizeof path) {
-        return td_fail(err, TD_INVALID, "tokenizer folder: expected a path below %zu bytes",
-                       sizeof path);
-    }
-    json_error_t je;
-    json_t *root = json_load_file(path, 0, &je);
-    if (!root) {
-        if (json_error_code(&je) == json_error_cannot_open_file)
-            return td_fail(err, TD_IO, "%s: cannot be opened: %s", path, strerror(errno));
-        return td_fail(err, TD_FORMAT, "%s: expected JSON, found at line %d: %s", path, je.line,
-                       je.text);
-    }
+/* `root` is taken over. */
+static td_status from_json(const char *path, json_t *root, struct td_tokenizer **ret_t,
+                           struct td_error *err) {
     struct load ld = {.path = path, .t = calloc(1, sizeof *ld.t), .err = err};
     alphabet_init(ld.byte_of);
     td_status st = ld.t ? load_all(&ld, root) : td_fail(err, TD_NO_MEMORY, "%s: no memory", path);
@@ -397,4 +386,29 @@ td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_t, struct
     }
     *ret_t = ld.t;
     return TD_OK;
+}
+
+static td_status not_json(const char *path, const json_error_t *e, struct td_error *err) {
+    return td_fail(err, TD_FORMAT, "%s: expected JSON, found at line %d: %s", path, e->line,
+                   e->text);
+}
+
+td_status td_tokenizer_parse(const char *path, const char *text, size_t size,
+                             struct td_tokenizer **ret_t, struct td_error *err) {
+    json_error_t e;
+    json_t *root = json_loadb(text, size, 0, &e);
+    return root ? from_json(path, root, ret_t, err) : not_json(path, &e, err);
+}
+
+td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_t, struct td_error *err) {
+    char path[4096];
+    if (snprintf(path, sizeof path, "%s/tokenizer.json", dir) >= (int)sizeof path) {
+        return td_fail(err, TD_INVALID, "tokenizer folder: expected a path below %zu bytes",
+                       sizeof path);
+    }
+    json_error_t e;
+    json_t *root = json_load_file(path, 0, &e);
+    if (!root && json_error_code(&e) == json_error_cannot_open_file)
+        return td_fail(err, TD_IO, "%s: cannot be opened: %s", path, strerror(errno));
+    return root ? from_json(path, root, ret_t, err) : not_json(path, &e, err);
 }

@@ -325,6 +325,40 @@ def grammar():
     put("grammar", "bad-compiled", bytes([raw]) + b"TDG1" + bytes(60))
 
 
+def tokenizer():
+    """Options as in fuzz_tokenizer.c: an even byte and a text, an odd one and a tokenizer.json."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = dict(zip(plain, map(chr, plain)))
+    letters |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in letters)}
+    def split(pattern):
+        return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    def added(i, name, normalized=False):
+        return {"id": i, "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": normalized, "special": True}
+    words = ("[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|"
+             "\\s*[\r\n]+|\\s+(?!\\S)|\\s+")
+    good = {"truncation": None, "padding": None, "added_tokens": [added(258, "<end>"), added(259, "<think>", True)], "normalizer": None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split("\\p{N}{1,3}"), split("[一-龥぀-ゟ゠-ヿ]+"), split(words),
+                              {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}, "post_processor": None,
+            "model": {"type": "BPE", "dropout": None, "vocab": {letters[i]: i for i in range(256)} | {"ab": 256, "abab": 257},
+                      "merges": [["a", "b"], ["ab", "ab"]]}}
+    def model(**change):
+        return good | {"model": good["model"] | change}
+    vocab = good["model"]["vocab"]
+    for name, text in {"prose": "The cat's ab  abab\n\n 123456\t caf\u00e9 \u6bd5\u4e1a e\u0301 \U0001f642\u200d\U0001f642", "names": "<end><think>", "empty": ""}.items():
+        put("tokenizer", "ok-" + name, b"\0" + text.encode())
+    put("tokenizer", "ok-bytes", b"\0" + bytes(range(256)) * 2)
+    put("tokenizer", "ok-file", b"\1" + dump(good).encode())
+    bad = {"type": model(type="Unigram"), "two-ids": model(vocab=vocab | {"abab": 256}), "no-byte": model(vocab={k: v for k, v in vocab.items() if k != "a"}),
+           "merge": model(merges=[["a", "zz"]]), "merge-twice": model(merges=[["a", "b"], ["a", "b"]]), "negative": model(vocab=vocab | {"abab": -1}),
+           "huge": model(vocab=vocab | {"abab": 1 << 40}), "added-id": good | {"added_tokens": [added(5, "<x>")]},
+           "added-twice": good | {"added_tokens": [added(258, "<x>"), added(259, "<x>")]}, "added-empty": good | {"added_tokens": [added(258, "")]},
+           "pattern": good | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split("."), split("."), split(".")]}},
+           "normalizer": good | {"normalizer": {"type": "NFC"}}, "list": [], "no-model": {k: v for k, v in good.items() if k != "model"}}
+    for name, value in bad.items():
+        put("tokenizer", "bad-" + name, b"\1" + dump(value).encode())
+    put("tokenizer", "bad-json", b"\1{\"model\":")
+
+
 def chat():
     system, user, assistant, developer, tool, reminder = (bytes([i]) for i in range(6))
     def message(role, *fields):
@@ -454,3 +488,4 @@ reply()
 chat()
 request()
 grammar()
+tokenizer()
