@@ -164,7 +164,8 @@ static void routed_experts(const struct td_forward *f, const struct td_packed_la
         x_row = NULL;
     }
     OP(f, expert_linear, .x = x, .x_stride = c->hidden, .x_row = x_row, .offset = s->offset,
-       .experts = c->experts, .parts = 2, .w = {l->w1, l->w3}, .y = {s->a, s->b});
+       .experts = c->experts, .parts = 2, .most = f->batch.n, .w = {l->w1, l->w3},
+       .y = {s->a, s->b});
     OP(f, swiglu, .a = s->a, .b = s->b, .weight = s->row_weight, .t = s->a, .n = rows,
        .inner = c->expert_inner, .limit = c->swiglu_limit);
     if (f->nvfp4)
@@ -172,7 +173,7 @@ static void routed_experts(const struct td_forward *f, const struct td_packed_la
            .experts = c->experts, .dim = c->expert_inner);
     x = input(f, &l->w2[0], s->a, s->a, rows, c->expert_inner);
     OP(f, expert_linear, .x = x, .x_stride = c->expert_inner, .offset = s->offset,
-       .experts = c->experts, .parts = 1, .w = {l->w2}, .y = {s->expert_out});
+       .experts = c->experts, .parts = 1, .most = f->batch.n, .w = {l->w2}, .y = {s->expert_out});
 }
 
 static void shared_expert(const struct td_forward *f, const struct td_packed_layer *l) {

@@ -112,6 +112,7 @@ struct td_expert_linear_args {
     const uint32_t *x_row;  /* [offset[experts]] or NULL */
     const uint32_t *offset; /* [experts + 1] */
     uint32_t experts, parts;
+    uint32_t most;                /* no expert has more rows; 0: unknown */
     const struct td_matrix *w[2]; /* [parts][experts], equal shapes */
     float *y[2];                  /* [parts][rows, w->rows] dense */
 };

@@ -37,12 +37,38 @@ static inline uint32_t td_attend_most(const struct td_attend_args *a) {
     return TD_WINDOW;
 }
 
+#ifdef TD_CUDA_EMULATED
+#define td_cuda_attend_groups td_emulated_attend_groups
+#define td_cuda_attend_groups_bytes td_emulated_attend_groups_bytes
+#endif
+/* The form for Hopper (groups.cu). False where it does not serve: nothing was done. */
+bool td_cuda_attend_groups(const struct td_device *d, const struct td_attend_args *a);
+/* Of its workspace, zeroed at first: td_cuda.attend. */
+size_t td_cuda_attend_groups_bytes(void);
+
 struct td_attend_set {
     const struct td_op_run *run;
     uint32_t pos, window, count; /* members; the first `window` are window rows */
     const int32_t *selected;     /* of a CSA layer */
 };
 
+/* How many of selected[0 .. topk-1] are chosen entries, which come first: by a whole warp, in two
+ * looks of up to 32 and 64 places. */
+static __device__ inline uint32_t td_attend_chosen(const int32_t *selected, uint32_t topk) {
+    uint32_t lane = threadIdx.x % 32, step = td_ceil(topk, 32), at = lane * step;
+    uint32_t full = (uint32_t)__popc(
+        __ballot_sync(0xffffffffu, at < topk && selected[at < topk ? at : 0] >= 0));
+    if (full == 0) return 0; /* the whole warp */
+    uint32_t count = (full - 1) * step + 1, end = full * step < topk ? full * step : topk;
+    for (uint32_t from = count; from < end; from += 32) {
+        at = from + lane;
+        count += (uint32_t)__popc(
+            __ballot_sync(0xffffffffu, at < end && selected[at < end ? at : 0] >= 0));
+    }
+    return count;
+}
+
+/* By whole warps. */
 static __device__ inline struct td_attend_set td_attend_set_of(const struct td_attend *a,
                                                                uint32_t i) {
     struct td_attend_set s;
@@ -54,17 +80,8 @@ static __device__ inline struct td_attend_set td_attend_set_of(const struct td_a
     s.selected = NULL;
     if (ratio == TD_HCA_RATIO) s.count += (s.pos + 1) / TD_HCA_RATIO;
     if (ratio == TD_CSA_RATIO) {
-        /* Chosen entries come first: the number of them is a binary search away. */
-        uint32_t lo = 0, hi = a->topk;
         s.selected = a->selected + (size_t)i * a->topk;
-        while (lo < hi) {
-            uint32_t mid = (lo + hi) / 2;
-            if (s.selected[mid] >= 0)
-                lo = mid + 1;
-            else
-                hi = mid;
-        }
-        s.count += lo;
+        s.count += td_attend_chosen(s.selected, a->topk);
     }
     return s;
 }

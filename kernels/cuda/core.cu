@@ -1,5 +1,5 @@
-/* Sparse core on the tensor cores: the fast form of attend.cu for bf16 and FP8 rows; queries and
- * exponentials are rounded to bf16.
+/* Sparse core on the tensor cores: the fast form of attend.cu for bf16 and FP8 rows where
+ * groups.cu, Hopper's, does not serve; queries and exponentials are rounded to bf16.
  *
  * A block is one token and 32 heads, and walks through the set 32 members at a time in ascending
  * order with a running maximum, so a result does not depend on what else is in the step. Each of
@@ -278,7 +278,7 @@ void TD_FAST(attend)(const struct td_device *d, const struct td_attend_args *a) 
         TD_PLAIN(attend)(d, a);
         return;
     }
-    if (p.b.n == 0) return;
+    if (p.b.n == 0 || td_cuda_attend_groups(d, a)) return;
     td_cuda_allow_shared(d, (const void *)core_tiles, sizeof(struct shared), "attend");
     TD_LAUNCH(d, "attend", core_tiles, dim3(p.b.n, td_ceil(a->heads, HEADS)), THREADS,
               sizeof(struct shared), p);

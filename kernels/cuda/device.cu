@@ -1,11 +1,11 @@
 /* A CUDA device as a backend: memory, copies, streams, faults, recordings, and its op table. */
-#include "kernels/cuda/op.h"
+#include "kernels/cuda/attend.h"
 #include "kernels/model/random.h"
 
 #include <stdlib.h>
 
 /* Bumped whenever a kernel here changes a bit of any result. */
-enum { OPS_VERSION = 1 };
+enum { OPS_VERSION = 2 };
 
 extern "C" const struct td_backend td_backend_cuda;
 
@@ -30,7 +30,7 @@ void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t 
                           const char *op) {
     struct td_cuda *c = td_cuda_of(d);
     uint32_t i = 0;
-    if (bytes <= 48 * 1024) return;
+    if (bytes <= 32 * 1024) return; /* with static shared memory below the default 48 KiB */
     while (i < TD_CUDA_KERNELS - 1 && c->allowed[i].kernel && c->allowed[i].kernel != kernel)
         i++;
     if (c->allowed[i].kernel == kernel && c->allowed[i].bytes >= bytes) return;
@@ -67,6 +67,7 @@ static void cuda_close(struct td_device *d) {
             if (c->mark[i][k]) cudaEventDestroy(c->mark[i][k]);
         if (c->stream[i]) cudaStreamDestroy(c->stream[i]);
     }
+    cudaFree(c->attend);
     free(c);
     d->state = NULL;
 }
@@ -90,6 +91,14 @@ static td_status cuda_open(struct td_device *d, uint32_t index, struct td_error 
     c->major = p.major;
     c->minor = p.minor;
     c->shared_max = p.sharedMemPerBlockOptin;
+    if (c->major == 9) { /* planned with the context */
+        e = cudaMalloc(&c->attend, td_cuda_attend_groups_bytes());
+        if (e == cudaSuccess) e = cudaMemset(c->attend, 0, td_cuda_attend_groups_bytes());
+        if (e != cudaSuccess) {
+            cuda_close(d);
+            return fail(err, TD_NO_MEMORY, "device", e);
+        }
+    }
     return TD_OK;
 }
 

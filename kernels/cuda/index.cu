@@ -30,7 +30,8 @@ static __global__ void index_rows(struct index a) {
         wt[h] = a.wt[(size_t)i * a.heads + h] * a.wt_scale;
     for (uint32_t c = t; c < a.heads * D; c += THREADS)
         q[c] = a.q[(size_t)i * a.heads * D + c];
-    if (t == 0) k.floor = k.count = 0;
+    if (t == 0) k.floor = 0;
+    uint32_t count = 0;
     __syncthreads();
     for (uint32_t tile = 0; tile < visible; tile += THREADS) {
         uint32_t w = tile + t;
@@ -51,11 +52,13 @@ static __global__ void index_rows(struct index a) {
                 score = fmaf(wt[h], dot > 0.0f ? dot : 0.0f, score);
             }
         }
-        td_topk_add(&k, list, td_candidate(score, a.score_bf16, w), w < visible);
-        td_topk_cut(&k, list, a.topk);
+        count = td_topk_add(&k, list, tile / THREADS, count, td_candidate(score, a.score_bf16, w),
+                            w < visible);
+        count = td_topk_cut(&k, list, count, a.topk);
     }
+    __syncthreads();
     for (uint32_t e = t; e < a.topk; e += THREADS)
-        to[e] = e < k.count ? (int32_t)(0xffffffffu - (uint32_t)list[e]) : -1;
+        to[e] = e < count ? (int32_t)(0xffffffffu - (uint32_t)list[e]) : -1;
 }
 
 void TD_PLAIN(index)(const struct td_device *d, const struct td_index_args *a) {

@@ -43,10 +43,74 @@ static inline void td_load_transposed(uint32_t b[4], const uint16_t *row) {
         b[j] = all[8 * j + 2 * t][g] | (uint32_t)all[8 * j + 2 * t + 1][g] << 16;
     __syncwarp();
 }
+/* The 8 x 8 matrix at lanes 8 j .. 8 j + 7's row addresses is operand part j. */
+static inline void td_load_rows(uint32_t b[4], const uint16_t *row) {
+    const uint16_t *all[32];
+    uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    td_emulate_exchange(&row, sizeof row, all);
+    for (uint32_t j = 0; j < 4; j++)
+        b[j] = all[8 * j + g][2 * t] | (uint32_t)all[8 * j + g][2 * t + 1] << 16;
+    __syncwarp();
+}
+/* See below. */
+static inline void td_copy_async(void *to, const void *from, bool valid) {
+    if (valid)
+        memcpy(to, from, 16);
+    else
+        memset(to, 0, 16);
+}
+static inline void td_copy_async8(void *to, const void *from, bool valid) {
+    if (valid)
+        memcpy(to, from, 8);
+    else
+        memset(to, 0, 8);
+}
+static inline void td_copy_commit(void) {
+}
+static inline float td_exp2(float x) {
+    return exp2f(x);
+}
+template <int LEFT> static inline void td_copy_wait(void) {
+}
 #else
+/* 16 bytes to shared memory without a register, zeros when not `valid`; a thread waits until all
+ * but the LEFT latest of its groups are there. */
+static __device__ inline void td_copy_async(void *to, const void *from, bool valid) {
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(to), bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(at), "l"(from), "r"(bytes)
+                 : "memory");
+}
+static __device__ inline void td_copy_async8(void *to, const void *from, bool valid) {
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(to), bytes = valid ? 8 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
+                 :
+                 : "r"(at), "l"(from), "r"(bytes)
+                 : "memory");
+}
+/* 2^x, the device's own; 2^0 is 1. */
+static __device__ inline float td_exp2(float x) {
+    float r;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+static __device__ inline void td_copy_commit(void) {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int LEFT> static __device__ inline void td_copy_wait(void) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
 static __device__ inline void td_load_transposed(uint32_t b[4], const uint16_t *row) {
     uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(at)
+                 : "memory");
+}
+static __device__ inline void td_load_rows(uint32_t b[4], const uint16_t *row) {
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                  : "r"(at)
                  : "memory");
@@ -87,27 +151,10 @@ static __device__ inline void td_e4m3_pairs(uint32_t four, uint32_t scale, uint3
     *high = td_bf16_mul(td_bf16_mul(b, up), scale);
 }
 
-/* The same of four e2m1 nibbles, lowest first: 2^126 too small. */
-static __device__ inline void td_e2m1_pairs(uint32_t four, uint32_t scale, uint32_t *low,
-                                            uint32_t *high) {
-    const uint32_t up = 0x7e807e80u; /* 2^126, twice */
-    uint32_t a = (four & 0xfu) | (four & 0xf0u) << 12, b = four >> 8;
-    b = (b & 0xfu) | (b & 0xf0u) << 12;
-    a = (a & 0x00080008u) << 12 | (a & 0x00070007u) << 6;
-    b = (b & 0x00080008u) << 12 | (b & 0x00070007u) << 6;
-    *low = td_bf16_mul(td_bf16_mul(a, up), scale);
-    *high = td_bf16_mul(td_bf16_mul(b, up), scale);
-}
-
 /* A scale byte as bf16, twice. */
 static __device__ inline uint32_t td_e8m0_pair(uint8_t b) {
     uint32_t s = b == 0 ? 0x0040u : (uint32_t)b << 7;
     return s | s << 16;
-}
-static __device__ inline uint32_t td_e4m3_pair(uint8_t b) {
-    uint32_t low, high, one = 0x3f803f80u;
-    td_e4m3_pairs((uint32_t)b * 0x01010101u, one, &low, &high);
-    return low;
 }
 
 #endif

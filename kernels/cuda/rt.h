@@ -42,6 +42,7 @@ struct td_cuda {
         size_t bytes;
     } allowed[TD_CUDA_KERNELS]; /* what td_cuda_allow_shared has said already */
     bool blocking;              /* wait after every op, to find the faulty one */
+    void *attend;               /* workspace of the sparse core, or NULL: kernels/cuda/groups.cu */
 };
 
 static inline struct td_cuda *td_cuda_of(const struct td_device *d) {

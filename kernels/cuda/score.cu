@@ -12,7 +12,8 @@
 enum {
     THREADS = TD_TOPK_THREADS,
     D = TD_INDEX_DIM,
-    ROOM = 2048,       /* candidates beside the kept ones before the list is cut */
+    ROOM = 1024,       /* candidates beside the kept ones before the list is cut */
+    MERGE_ROOM = 2048, /* the same where splits are merged */
     PAD = D + 8,       /* values between queries in shared memory */
     TILE_KEYS = 256,   /* of a block */
     MOST_BLOCKS = 264, /* of split queries: two for every processor; bounds the workspace */
@@ -33,8 +34,8 @@ struct index {
 };
 
 /* Candidates a list has room for: whole 16 bytes. */
-static __host__ __device__ inline size_t list_room(uint32_t topk) {
-    return (topk + ROOM + THREADS + 1) & ~(size_t)1;
+static __host__ __device__ inline size_t list_room(uint32_t topk, uint32_t room) {
+    return (topk + room + THREADS + 1) & ~(size_t)1;
 }
 
 /* Keys key .. key + 31 of a page as two operands of 16, in registers: a thread has 8 values side by
@@ -43,14 +44,16 @@ struct keys {
     uint4 v[2][2][D / 32];
 };
 
-static __device__ void load_keys(const struct index *a, const struct td_op_run *run, uint32_t key,
-                                 uint32_t stop, struct keys *k) {
+/* The page of keys key .. key + 31: looked up before it is needed. */
+static __device__ uint32_t page_of(const struct td_op_run *run, uint32_t key, uint32_t stop) {
+    return key < stop ? run->pages[key / TD_KV_CSA_PER_PAGE] : 0;
+}
+
+static __device__ void load_keys(const struct index *a, uint32_t page, uint32_t key, uint32_t stop,
+                                 struct keys *k) {
     uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const uint16_t *page = NULL;
-    if (key < stop)
-        page = (const uint16_t *)td_kv_index_key(&a->kv, a->b.pool, a->layer,
-                                                 run->pages[key / TD_KV_CSA_PER_PAGE],
-                                                 key % TD_KV_CSA_PER_PAGE);
+    const uint16_t *from = (const uint16_t *)td_kv_index_key(&a->kv, a->b.pool, a->layer, page,
+                                                             key % TD_KV_CSA_PER_PAGE);
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
@@ -60,7 +63,7 @@ static __device__ void load_keys(const struct index *a, const struct td_op_run *
                 uint32_t row = m * 16 + h * 8 + g;
                 uint4 zero = {0, 0, 0, 0};
                 k->v[m][h][c] = key + row < stop
-                                    ? *(const uint4 *)(page + (size_t)row * D + c * 32 + t * 8)
+                                    ? *(const uint4 *)(from + (size_t)row * D + c * 32 + t * 8)
                                     : zero;
             }
 }
@@ -105,19 +108,20 @@ static __device__ void score_keys(const struct keys *k, const uint16_t *q, const
         }
 }
 
-static __device__ void write_selected(const struct index *a, uint32_t i, const struct td_topk *k,
+static __device__ void write_selected(const struct index *a, uint32_t i, uint32_t count,
                                       const uint64_t *list) {
     int32_t *to = a->selected + (size_t)i * a->topk;
     for (uint32_t e = threadIdx.x; e < a->topk; e += THREADS)
-        to[e] = e < k->count ? (int32_t)(0xffffffffu - (uint32_t)list[e]) : -1;
+        to[e] = e < count ? (int32_t)(0xffffffffu - (uint32_t)list[e]) : -1;
 }
 
-static __global__ void __launch_bounds__(THREADS, 2) score_rows(struct index a) {
+static __global__ void __launch_bounds__(THREADS, 2)
+    score_rows(const __grid_constant__ struct index a) {
     TD_SHARED(uint64_t, list); /* [list_room], wt [lanes], q [lanes, PAD] */
     __shared__ struct td_topk k;
     __shared__ float score[TILE_KEYS];
     uint32_t lanes = (a.heads + 7) & ~7u, i = blockIdx.y, split = blockIdx.x, t = threadIdx.x;
-    float *wt = (float *)(void *)(list + list_room(a.topk));
+    float *wt = (float *)(void *)(list + list_room(a.topk, ROOM));
     uint16_t *q = (uint16_t *)(void *)(wt + lanes);
     uint32_t visible = (a.b.row[i].pos + 1) / TD_CSA_RATIO, warp = t / 32;
     const struct td_op_run *run = &a.b.run[a.b.row[i].run];
@@ -134,57 +138,75 @@ static __global__ void __launch_bounds__(THREADS, 2) score_rows(struct index a) 
     for (uint32_t c = t; c < lanes * D; c += THREADS)
         q[c / D * PAD + c % D] =
             c / D < a.heads ? td_f32_to_bf16(a.q[(size_t)i * a.heads * D + c]) : (uint16_t)0;
-    if (t == 0) k.floor = k.count = 0;
+    if (t == 0) k.floor = 0;
     struct keys keys;
-    load_keys(&a, run, begin + warp * 32, end, &keys);
+    uint32_t own = begin + warp * 32, count = 0, turn = 0, page = page_of(run, own, end);
+    load_keys(&a, page, own, end, &keys);
+    page = page_of(run, own + TILE_KEYS, end);
     __syncthreads();
-    for (uint32_t at = begin; at < end; at += TILE_KEYS) {
+    for (uint32_t at = begin; at < end; at += TILE_KEYS, turn++) {
+        own += TILE_KEYS;
         score_keys(&keys, q, wt, lanes, score + warp * 32);
-        load_keys(&a, run, at + TILE_KEYS + warp * 32, end, &keys);
+        load_keys(&a, page, own, end, &keys);
+        page = page_of(run, own + TILE_KEYS, end);
         __syncthreads();
-        td_topk_add(&k, list, td_candidate(score[t], a.score_bf16, at + t), at + t < end);
-        if (k.count >= a.topk + ROOM) td_topk_cut(&k, list, a.topk);
+        count = td_topk_add(&k, list, turn, count, td_candidate(score[t], a.score_bf16, at + t),
+                            at + t < end);
+        if (count >= a.topk + ROOM) count = td_topk_cut(&k, list, count, a.topk);
     }
-    td_topk_cut(&k, list, a.topk);
+    count = td_topk_cut(&k, list, count, a.topk);
+    __syncthreads();
     if (a.splits == 1) {
-        write_selected(&a, i, &k, list);
+        write_selected(&a, i, count, list);
         return;
     }
     size_t part = (size_t)i * a.splits + split;
-    for (uint32_t e = t; e < k.count; e += THREADS)
+    for (uint32_t e = t; e < count; e += THREADS)
         a.kept[part * a.topk + e] = list[e];
     if (t == 0) {
-        a.count[part] = k.count;
+        a.count[part] = count;
         a.least[part] = k.floor;
     }
 }
 
-/* The best of what the splits of a query kept; splits ascend, and entries in them. */
-static __global__ void __launch_bounds__(THREADS) merge_rows(struct index a) {
+/* The best of what the splits of a query kept; splits ascend, and entries in them. Candidates are
+ * asked for eight at a time: one after the other would be a wait each. */
+static __global__ void __launch_bounds__(THREADS)
+    merge_rows(const __grid_constant__ struct index a) {
     TD_SHARED(uint64_t, list); /* [list_room] */
     __shared__ struct td_topk k;
+    __shared__ uint32_t kept[MOST_SPLITS];
     uint32_t i = blockIdx.x, t = threadIdx.x, visible = (a.b.row[i].pos + 1) / TD_CSA_RATIO;
+    uint32_t per = td_ceil(a.topk, THREADS), count = 0, turn = 0;
     if (visible <= a.topk) return; /* the whole block */
-    if (t == 0) {
+    if (t < 32) {
         /* The least that a full split kept: topk others are not less. */
-        k.floor = k.count = 0;
-        for (uint32_t split = 0; split < a.splits; split++) {
-            uint64_t least = a.least[(size_t)i * a.splits + split];
-            k.floor = least > k.floor ? least : k.floor;
+        uint64_t least = t < a.splits ? a.least[(size_t)i * a.splits + t] : 0;
+        if (t < a.splits) kept[t] = a.count[(size_t)i * a.splits + t];
+        for (int by = 16; by > 0; by /= 2) {
+            uint64_t o = __shfl_xor_sync(0xffffffffu, least, by);
+            least = o > least ? o : least;
         }
+        if (t == 0) k.floor = least;
     }
     __syncthreads();
-    for (uint32_t split = 0; split < a.splits; split++) {
-        size_t part = (size_t)i * a.splits + split;
-        uint32_t count = a.count[part];
-        for (uint32_t from = 0; from < count; from += THREADS) {
-            uint64_t c = from + t < count ? a.kept[part * a.topk + from + t] : 0;
-            td_topk_add(&k, list, c, from + t < count);
-            if (k.count >= a.topk + ROOM) td_topk_cut(&k, list, a.topk);
+    const uint64_t *from = a.kept + (size_t)i * a.splits * a.topk;
+    for (uint32_t at = 0; at < a.splits * per; at += 8) {
+        uint64_t c[8];
+#pragma unroll
+        for (uint32_t j = 0; j < 8; j++) {
+            uint32_t split = (at + j) / per, e = (at + j) % per * THREADS + t;
+            c[j] = split < a.splits && e < kept[split] ? from[(size_t)split * a.topk + e] : 0;
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < 8; j++) {
+            count = td_topk_add(&k, list, turn++, count, c[j], c[j] != 0);
+            if (count >= a.topk + MERGE_ROOM) count = td_topk_cut(&k, list, count, a.topk);
         }
     }
-    td_topk_cut(&k, list, a.topk);
-    write_selected(&a, i, &k, list);
+    count = td_topk_cut(&k, list, count, a.topk);
+    __syncthreads();
+    write_selected(&a, i, count, list);
 }
 
 size_t TD_FAST(index_workspace)(uint32_t topk) {
@@ -194,7 +216,7 @@ size_t TD_FAST(index_workspace)(uint32_t topk) {
 void TD_FAST(index)(const struct td_device *d, const struct td_index_args *a) {
     struct index p = {.b = *a->batch, .kv = *a->batch->kv};
     uint32_t lanes = (a->heads + 7) & ~7u, n = p.b.n;
-    size_t lists = list_room(a->topk) * sizeof(uint64_t);
+    size_t lists = list_room(a->topk, ROOM) * sizeof(uint64_t);
     size_t shared = lists + lanes * (sizeof(float) + PAD * sizeof(uint16_t));
     if (p.kv.key_dtype != TD_KV_KEY_BF16 || shared > td_cuda_of(d)->shared_max - 4096) {
         TD_PLAIN(index)(d, a);
@@ -226,6 +248,7 @@ void TD_FAST(index)(const struct td_device *d, const struct td_index_args *a) {
         TD_LAUNCH(d, "index", score_rows, dim3(p.splits, rows), THREADS, shared, part);
     }
     if (p.splits == 1) return;
+    lists = list_room(a->topk, MERGE_ROOM) * sizeof(uint64_t);
     td_cuda_allow_shared(d, (const void *)merge_rows, lists, "index");
     TD_LAUNCH(d, "index", merge_rows, n, THREADS, lists, p);
 }

@@ -8,11 +8,12 @@
 
 enum { TD_TOPK_THREADS = 256 };
 
-/* In shared memory, besides the list. */
+/* In shared memory, besides the list; how long that is every thread knows. */
 struct td_topk {
     uint64_t floor; /* only greater candidates matter; 0 until the list was cut once */
-    uint32_t count, want, digit;
-    uint32_t bin[256], warp[TD_TOPK_THREADS / 32];
+    uint32_t want, digit;
+    uint32_t bin[256], differ[TD_TOPK_THREADS / 32];
+    uint32_t warp[2][TD_TOPK_THREADS / 32]; /* by turns, so that one barrier is enough */
 };
 
 /* kernels/ref/index.c: candidate. Monotone: a < b as floats exactly when as numbers. */
@@ -24,29 +25,30 @@ static __device__ inline uint64_t td_candidate(float score, bool bf16, uint32_t 
 }
 
 /* The place of this thread's item among those of all threads that keep one, in thread order;
- * *ret_all is their number. */
-static __device__ inline uint32_t td_topk_place(struct td_topk *k, bool keep, uint32_t *ret_all) {
+ * *ret_all is their number. `turn` alternates from call to call. */
+static __device__ inline uint32_t td_topk_place(struct td_topk *k, uint32_t turn, bool keep,
+                                                uint32_t *ret_all) {
     uint32_t t = threadIdx.x, mask = __ballot_sync(0xffffffffu, keep), before = 0, all = 0;
-    if (t % 32 == 0) k->warp[t / 32] = (uint32_t)__popc(mask);
+    uint32_t *warp = k->warp[turn % 2];
+    if (t % 32 == 0) warp[t / 32] = (uint32_t)__popc(mask);
     __syncthreads();
     for (uint32_t i = 0; i < TD_TOPK_THREADS / 32; i++) {
-        before += i < t / 32 ? k->warp[i] : 0;
-        all += k->warp[i];
+        before += i < t / 32 ? warp[i] : 0;
+        all += warp[i];
     }
-    __syncthreads();
     *ret_all = all;
     return before + (uint32_t)__popc(mask & ((1u << t % 32) - 1u));
 }
 
-/* Appends this thread's candidate when it is one that matters; threads in order of entries. */
-static __device__ inline void td_topk_add(struct td_topk *k, uint64_t *list, uint64_t c,
-                                          bool valid) {
-    uint32_t all, base = k->count;
+/* Appends this thread's candidate to the list of `count` when it is one that matters; threads in
+ * order of entries. Returns the new count; others see the list after a barrier. */
+static __device__ inline uint32_t td_topk_add(struct td_topk *k, uint64_t *list, uint32_t turn,
+                                              uint32_t count, uint64_t c, bool valid) {
+    uint32_t all;
     bool keep = valid && c > k->floor;
-    uint32_t place = td_topk_place(k, keep, &all);
-    if (keep) list[base + place] = c;
-    if (threadIdx.x == 0) k->count = base + all;
-    __syncthreads();
+    uint32_t place = td_topk_place(k, turn, keep, &all);
+    if (keep) list[count + place] = c;
+    return count + all;
 }
 
 /* The digit in whose bin the want-th greatest lies, by the first warp: *ret_digit and what is still
@@ -73,41 +75,56 @@ static __device__ inline void td_topk_digit(struct td_topk *k) {
     }
 }
 
-/* Cuts the list to the `topk` greatest, order kept: the topk-th greatest is found byte by byte,
- * until all of the last bin is wanted. */
-static __device__ inline void td_topk_cut(struct td_topk *k, uint64_t *list, uint32_t topk) {
-    uint32_t t = threadIdx.x, count = k->count;
-    uint64_t prefix = 0;
-    if (count <= topk) return; /* the whole block */
+/* Cuts the list of `count` to the `topk` greatest, order kept: the topk-th greatest is found eight
+ * bits at a time, from the first in which scores differ, until all of the last bin is wanted.
+ * Returns the new count. */
+static __device__ inline uint32_t td_topk_cut(struct td_topk *k, uint64_t *list, uint32_t count,
+                                              uint32_t topk) {
+    uint32_t t = threadIdx.x, differ = 0;
+    if (count <= topk) return count; /* the whole block */
     __syncthreads();
+    uint32_t one = (uint32_t)(list[0] >> 32);
+    for (uint32_t i = t; i < count; i += TD_TOPK_THREADS)
+        differ |= (uint32_t)(list[i] >> 32) ^ one;
+    for (int by = 16; by > 0; by /= 2)
+        differ |= __shfl_xor_sync(0xffffffffu, differ, by);
+    if (t % 32 == 0) k->differ[t / 32] = differ;
     if (t == 0) k->want = topk;
-    for (int shift = 56; shift >= 0; shift -= 8) {
+    __syncthreads();
+    differ = 0;
+    for (uint32_t i = 0; i < TD_TOPK_THREADS / 32; i++)
+        differ |= k->differ[i];
+    int shift = differ ? 32 + 24 - __clz((int)differ) : 24; /* of the digit at hand */
+    int bits = 8;
+    uint64_t fixed = shift == 56 ? 0 : ~(uint64_t)0 << (shift + 8), prefix = list[0] & fixed;
+    for (;;) {
         k->bin[t] = 0;
         __syncthreads();
         for (uint32_t i = t; i < count; i += TD_TOPK_THREADS)
-            if (shift == 56 || list[i] >> (shift + 8) == prefix >> (shift + 8))
-                atomicAdd(&k->bin[list[i] >> shift & 255u], 1u);
+            if (((list[i] ^ prefix) & fixed) == 0)
+                atomicAdd(&k->bin[list[i] >> shift & ((1u << bits) - 1u)], 1u);
         __syncthreads();
         if (t < 32) td_topk_digit(k);
         __syncthreads();
         prefix |= (uint64_t)k->digit << shift;
+        fixed = ~(uint64_t)0 << shift;
         bool whole = k->bin[k->digit] == k->want;
         __syncthreads();
-        if (whole) break;
+        if (whole || shift == 0) break;
+        bits = shift < 8 ? shift : 8;
+        shift -= bits;
     }
-    uint32_t kept = 0, all;
-    for (uint32_t from = 0; from < count; from += TD_TOPK_THREADS) {
+    uint32_t kept = 0, all, turn = 0;
+    for (uint32_t from = 0; from < count; from += TD_TOPK_THREADS, turn++) {
         uint64_t c = from + t < count ? list[from + t] : 0;
-        uint32_t place = td_topk_place(k, c >= prefix, &all);
-        if (c >= prefix) list[kept + place] = c; /* never behind what is still to be read */
+        bool keep = from + t < count && c >= prefix;
+        uint32_t place = td_topk_place(k, turn, keep, &all);
+        if (keep) list[kept + place] = c; /* never behind what is still to be read */
         kept += all;
-        __syncthreads();
     }
-    if (t == 0) {
-        k->count = kept;
-        k->floor = prefix - 1; /* the prefix itself may be a candidate still to come */
-    }
+    if (t == 0) k->floor = prefix - 1; /* the prefix itself may be a candidate still to come */
     __syncthreads();
+    return kept;
 }
 
 #endif

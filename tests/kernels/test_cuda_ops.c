@@ -64,14 +64,18 @@ static void give_matrix(const struct td_matrix *m, struct td_weight *w) {
     if (w->scale) free((void *)(uintptr_t)w->scale);
 }
 
+/* Whether inputs are two bf16 values. */
+static bool two(enum td_weight_format f) {
+    return f == TD_W_F32 || f == TD_W_BF16;
+}
+
 /* Output o of input row x, and the sum of the magnitudes that were added. */
 static double product(const float *x, const struct td_weight *w, const float *row, uint32_t col,
                       uint32_t cols, double *ret_size) {
     double sum = 0, size = 0;
     for (uint32_t k = 0; k < cols; k++) {
         double v = x[k];
-        if (w->format != TD_W_F32 && w->format != TD_W_BF16)
-            v = td_bf16_to_f32(td_f32_to_bf16(x[k]));
+        if (!two(w->format)) v = td_bf16_to_f32(td_f32_to_bf16(x[k]));
         sum += v * row[col + k];
         size += fabs(v * row[col + k]);
     }
@@ -107,7 +111,7 @@ static void linear_case(enum td_weight_format format, uint32_t n, uint32_t rows,
         for (uint32_t i = 0; i < n; i++) {
             double size, want = product(x + (size_t)i * stride, &w, decoded, col, cols, &size);
             float got = y[(size_t)i * y_stride + o];
-            if (!(fabs((double)got - want) <= (w.format == TD_W_BF16 ? 5e-6 : 1e-6) * size))
+            if (!(fabs((double)got - want) <= (two(format) ? 5e-6 : 1e-6) * size))
                 fail_msg("format %d, %u rows of %u: row %u output %u: expected %.9g, found %.9g",
                          (int)format, n, cols, i, o, want, (double)got);
         }
@@ -131,17 +135,17 @@ static void linear_case(enum td_weight_format format, uint32_t n, uint32_t rows,
 
 static void linear(void **state) {
     (void)state;
-    static const uint32_t ns[] = {1, 7, 8, 9, 33}, outs[] = {1, 16, 24, 40},
+    static const uint32_t ns[] = {1, 7, 8, 9, 33, 67, 130}, outs[] = {1, 16, 24, 40, 280},
                           ins[] = {32, 64, 128, 160, 1024, 1184};
     for (uint32_t c = 0; c < 30; c++)
-        linear_case(formats[c % 5], ns[td_test_below(5)], outs[td_test_below(4)],
+        linear_case(formats[c % 5], ns[td_test_below(7)], outs[td_test_below(5)],
                     ins[td_test_below(6)], 16 * td_test_below(2), 64 * td_test_below(2));
 }
 
 static void expert_linear(void **state) {
     (void)state;
-    enum { E = 4, K = 288, O = 40, X = 50, R = 61 };
-    static const uint32_t offset[E + 1] = {0, 0, 9, 10, R};
+    enum { E = 5, K = 288, O = 40, X = 50, R = 93 };
+    static const uint32_t offset[E + 1] = {0, 0, 9, 10, 18, R};
     for (uint32_t f = 0; f < 5; f++) {
         struct td_weight w[E];
         struct td_matrix m[E];
@@ -170,11 +174,24 @@ static void expert_linear(void **state) {
                 for (uint32_t r = offset[e]; r < offset[e + 1]; r++) {
                     double size, want = product(x + x_row[r] * K, &w[e], decoded, 0, K, &size);
                     if (!(fabs((double)y[r * O + o] - want) <=
-                          (formats[f] == TD_W_BF16 ? 5e-6 : 1e-6) * size))
+                          (two(formats[f]) ? 5e-6 : 1e-6) * size))
                         fail_msg("format %d, expert %u row %u output %u: expected %.9g, found %.9g",
                                  (int)formats[f], e, r, o, want, (double)y[r * O + o]);
                 }
             }
+        /* The last expert again with few of its rows: another form, the same bits. */
+        enum { FEW = 5 };
+        uint32_t fewer[E + 1];
+        float *again = td_test_poison(R * O);
+        memcpy(fewer, offset, sizeof fewer);
+        fewer[E] = offset[E - 1] + FEW;
+        give(a.offset);
+        a.offset = to_device(fewer, sizeof fewer);
+        fast.expert_linear(&dev, &a);
+        from_device(again, a.y[0], R * O * sizeof *again);
+        td_test_same("an expert's rows among fewer", again + offset[E - 1] * O,
+                     y + offset[E - 1] * O, FEW * O * sizeof *again);
+        free(again);
         give(a.x);
         give(a.x_row);
         give(a.offset);

@@ -26,6 +26,7 @@
 #define __forceinline__ inline
 #define __shared__ static
 #define __constant__ static
+#define __grid_constant__
 #define __restrict__
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -111,6 +112,9 @@ static inline unsigned __match_any_sync(unsigned, unsigned v) {
 static inline int __popc(unsigned v) {
     return __builtin_popcount(v);
 }
+static inline int __clz(int v) {
+    return v ? __builtin_clz((unsigned)v) : 32;
+}
 static inline unsigned atomicAdd(unsigned *p, unsigned v) {
     unsigned old = *p;
     *p = old + v;
@@ -125,6 +129,11 @@ static inline unsigned __float_as_uint(float f) {
     unsigned u;
     memcpy(&u, &f, 4);
     return u;
+}
+static inline void __threadfence(void) {
+}
+template <class T> static inline T __ldcg(const T *p) {
+    return *p;
 }
 template <class T> static inline T __ldg(const T *p) {
     return *p;
@@ -156,8 +165,11 @@ static inline cudaError_t cudaGetDeviceCount(int *n) {
 static inline cudaError_t cudaSetDevice(int) {
     return cudaSuccess;
 }
+/* Hopper, or with TD_EMULATE=12 Blackwell: what shared memory there is, and which forms serve. */
 static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
-    *p = cudaDeviceProp{2, 0, 0, 227 * 1024};
+    const char *major = getenv("TD_EMULATE");
+    *p = cudaDeviceProp{2, 9, 0, 227 * 1024};
+    if (major && strcmp(major, "12") == 0) *p = cudaDeviceProp{2, 12, 0, 99 * 1024};
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
@@ -216,6 +228,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 
+static inline cudaError_t cudaMemset(void *p, int v, size_t n) {
+    memset(p, v, n);
+    return cudaSuccess;
+}
 static inline cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t) {
     if (td_emulate_capturing()) return cudaErrorStreamCaptureUnsupported;
     memset(p, v, n);

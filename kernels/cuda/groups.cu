@@ -1,0 +1,382 @@
+/* Sparse core on Hopper: bf16 and FP8 rows; queries and exponentials are rounded to bf16.
+ *
+ * A set is cut into groups of 320 members by absolute index. A block has one group of one token and
+ * 64 heads: it walks through it 64 members at a time with a running maximum, while the next 64 rows
+ * are copied to shared memory. Both of its warp groups compute all scores, which then are an
+ * operand in registers as they lie, and half of the 512 columns each; so one copy of a row serves
+ * both products and nothing is exchanged. The groups of a token are added in ascending order by the
+ * block that ends last; the others leave theirs in the device's workspace. So a result depends
+ * neither on what else is in the step nor on the order in which blocks run. */
+#include "kernels/cuda/attend.h"
+#include "kernels/cuda/wgmma.h"
+
+enum {
+    THREADS = 256,
+    D = TD_HEAD_DIM,
+    HEADS = 64,
+    MEMBERS = 64, /* of a chunk */
+    GROUP = 320,
+    TILES = D / TD_TILE,
+    TILE = MEMBERS * TD_TILE, /* values */
+    FP8_ROW = TD_KV_FP8_ROW_DIM + 2 * (TD_KV_ROW_DIM - TD_KV_FP8_ROW_DIM),
+    RAW = FP8_ROW + 16, /* bytes between raw rows: values, scales */
+    SLOTS = 512         /* groups that the workspace has room for */
+};
+
+struct shared {
+    uint16_t q[TILES][TILE];
+    uint16_t rows[2][TILES][TILE];
+    uint8_t more[2 * MEMBERS * RAW - 2 * TILES * TILE]; /* FP8: rows[1] and this, two raw chunks */
+    const uint8_t *values[GROUP];                       /* NULL beyond the set */
+    uint32_t scales[GROUP]; /* FP8: bytes from the values to the scales */
+    float sum[HEADS];
+    uint32_t order;
+};
+
+/* What blocks of a token leave for the one that ends last. */
+struct group {
+    float o[HEADS * D];
+    float max[HEADS], sum[HEADS];
+};
+struct arrivals {
+    uint32_t arrived, ready;
+};
+
+struct work {
+    struct group *group;       /* [tokens, head blocks, groups] */
+    struct arrivals *arrivals; /* [tokens, head blocks] */
+    uint32_t first;            /* token of blockIdx.z 0 */
+};
+
+#ifdef TD_HAS_WGMMA
+
+#define SCALE2 0.06375871732f /* 512^-0.5 log2 e */
+#define LOG2E 1.44269504f
+
+static __device__ void list_members(const struct td_attend *a, const struct td_attend_set *set,
+                                    uint32_t first, struct shared *s) {
+    for (uint32_t i = threadIdx.x; i < GROUP; i += THREADS) {
+        struct td_kv_row row = {NULL, NULL};
+        if (first + i < set->count) row = td_attend_member(a, set, first + i);
+        s->values[i] = (const uint8_t *)row.values;
+        s->scales[i] = row.scales ? (uint32_t)(row.scales - (const uint8_t *)row.values) : 0;
+    }
+}
+
+static __device__ void load_queries(const struct td_attend *a, uint32_t i, uint32_t head,
+                                    struct shared *s) {
+#pragma unroll 8
+    for (uint32_t j = 0; j < HEADS * D / 8 / THREADS; j++) {
+        uint32_t u = j * THREADS + threadIdx.x, h = u / (D / 8), c = u % (D / 8) * 8;
+        const float *from = a->q + ((size_t)i * a->heads + head + h) * D + c;
+        float4 v = {0.0f, 0.0f, 0.0f, 0.0f}, w = v;
+        if (head + h < a->heads) {
+            v = *(const float4 *)from;
+            w = *(const float4 *)(from + 4);
+        }
+        uint4 r = {td_bf16_pair(v.x, v.y), td_bf16_pair(v.z, v.w), td_bf16_pair(w.x, w.y),
+                   td_bf16_pair(w.z, w.w)};
+        *(uint4 *)&s->q[c / TD_TILE][td_tile_at(h, c % TD_TILE)] = r;
+    }
+}
+
+static __device__ void copy_rows(struct shared *s, uint32_t chunk) {
+    uint16_t(*to)[TILE] = s->rows[chunk % 2];
+#pragma unroll
+    for (uint32_t j = 0; j < MEMBERS * D / 8 / THREADS; j++) {
+        uint32_t u = j * THREADS + threadIdx.x, m = u / (D / 8), c = u % (D / 8);
+        const uint8_t *row = s->values[chunk * MEMBERS + m];
+        td_copy_async(&to[c / 8][td_tile_at(m, c % 8 * 8)], row ? row + c * 16 : NULL, row != NULL);
+    }
+    td_copy_commit();
+}
+
+static __device__ uint8_t *raw_rows(struct shared *s, uint32_t chunk) {
+    return (uint8_t *)s->rows[1] + chunk % 2 * MEMBERS * RAW;
+}
+
+/* FP8: values as stored, then the scales. A step's own rows are 8-aligned. */
+static __device__ void copy_raw(struct shared *s, uint32_t chunk) {
+    enum { PIECES = FP8_ROW / 8 + 1 };
+    uint8_t *to = raw_rows(s, chunk);
+    for (uint32_t u = threadIdx.x; u < MEMBERS * PIECES; u += THREADS) {
+        uint32_t m = u / PIECES, c = u % PIECES, at = chunk * MEMBERS + m;
+        const uint8_t *row = s->values[at];
+        uint32_t from = c + 1 < PIECES ? c * 8 : s->scales[at];
+        td_copy_async8(to + m * RAW + c * 8, row ? row + from : NULL, row != NULL);
+    }
+    td_copy_commit();
+}
+
+static __device__ void decode_rows(struct shared *s, uint32_t chunk) {
+    const uint8_t *raw = raw_rows(s, chunk);
+#pragma unroll 4
+    for (uint32_t j = 0; j < MEMBERS * D / 8 / THREADS; j++) {
+        uint32_t u = j * THREADS + threadIdx.x, m = u % MEMBERS, c = u / MEMBERS * 8;
+        const uint8_t *row = raw + m * RAW;
+        uint4 v;
+        if (c < TD_KV_FP8_ROW_DIM) {
+            uint2 eight = *(const uint2 *)(row + c);
+            uint32_t scale = td_e8m0_pair(row[FP8_ROW + c / TD_QUANT_SIM8]);
+            td_e4m3_pairs(eight.x, scale, &v.x, &v.y);
+            td_e4m3_pairs(eight.y, scale, &v.z, &v.w);
+        } else {
+            v = *(const uint4 *)(row + TD_KV_FP8_ROW_DIM + (c - TD_KV_FP8_ROW_DIM) * 2);
+        }
+        *(uint4 *)&s->rows[0][c / TD_TILE][td_tile_at(m, c % TD_TILE)] = v;
+    }
+}
+
+/* Of the two heads of a thread: rows g and g + 8 of its warp's 16. */
+struct running {
+    float max[2], sum[2];
+};
+
+/* Scores of a chunk become weights, as operands; o is brought to the new maximum. */
+static __device__ void weigh(float score[32], uint32_t left, struct running *run, float o[128],
+                             uint32_t weight[4][4]) {
+    uint32_t t = threadIdx.x % 4;
+    float max[2] = {run->max[0], run->max[1]};
+    if (left < MEMBERS) {
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            if (i / 4 * 8 + 2 * t + i % 2 >= left) score[i] = -1e30f;
+    }
+    float most[2] = {-1e30f, -1e30f};
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        most[i / 2 % 2] = fmaxf(most[i / 2 % 2], score[i]);
+    max[0] = fmaxf(max[0], most[0] * SCALE2);
+    max[1] = fmaxf(max[1], most[1] * SCALE2);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        max[r] = fmaxf(max[r], __shfl_xor_sync(0xffffffffu, max[r], 1));
+        max[r] = fmaxf(max[r], __shfl_xor_sync(0xffffffffu, max[r], 2));
+    }
+    bool rises = max[0] > run->max[0] || max[1] > run->max[1];
+    if (__ballot_sync(0xffffffffu, rises)) { /* else the factors are 1 */
+        float factor[2] = {td_exp2(run->max[0] - max[0]), td_exp2(run->max[1] - max[1])};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            run->max[r] = max[r];
+            run->sum[r] *= factor[r];
+        }
+#pragma unroll
+        for (int i = 0; i < 128; i++)
+            o[i] *= factor[i / 2 % 2];
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+        int r = i / 2 % 2;
+        uint32_t pair = td_bf16_pair(td_exp2(fmaf(score[i], SCALE2, -max[r])),
+                                     td_exp2(fmaf(score[i + 1], SCALE2, -max[r])));
+        run->sum[r] += td_bits_f32(pair << 16) + td_bits_f32(pair & 0xffff0000u);
+        weight[i / 8][i / 4 % 2 * 2 + r] = pair;
+    }
+}
+
+/* True in the block that is to add up all groups of the token, when the others have left theirs. */
+static __device__ bool ends_last(struct arrivals *at, uint32_t groups, struct group *own,
+                                 const struct running *run, const float o[128], struct shared *s) {
+    uint32_t t = threadIdx.x, g = t % 32 / 4;
+    if (t == 0) s->order = atomicAdd(&at->arrived, 1u);
+    __syncthreads();
+    if (s->order + 1 < groups) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            float4 v = {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]};
+            *(float4 *)&own->o[(i * THREADS + t) * 4] = v;
+        }
+        if (t < 128 && t % 4 == 0)
+            for (int r = 0; r < 2; r++) {
+                own->max[t / 32 * 16 + r * 8 + g] = run->max[r];
+                own->sum[t / 32 * 16 + r * 8 + g] = run->sum[r];
+            }
+        __threadfence();
+        __syncthreads();
+        if (t == 0) atomicAdd(&at->ready, 1u);
+        return false;
+    }
+    if (t == 0) {
+        while (*(volatile uint32_t *)&at->ready + 1 < groups) /* they are past their sums */
+            ;
+        at->arrived = at->ready = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    return true;
+}
+
+/* Factors of every group for every head to factor[groups][HEADS], and 1 over the sum to s->sum. */
+static __device__ void weigh_groups(const struct td_attend *a, const struct group *group,
+                                    uint32_t groups, uint32_t own, uint32_t head,
+                                    const struct running *run, float *factor, struct shared *s) {
+    uint32_t t = threadIdx.x, g = t % 32 / 4;
+    if (t < 128 && t % 4 == 0)
+        for (int r = 0; r < 2; r++) {
+            uint32_t h = t / 32 * 16 + r * 8 + g;
+            float sink = (head + h < a->heads ? a->sink[head + h] : 0.0f) * LOG2E, max = sink;
+            float sum = 0.0f;
+            for (uint32_t j = 0; j < groups; j++)
+                max = fmaxf(max, j == own ? run->max[r] : __ldcg(&group[j].max[h]));
+            for (uint32_t j = 0; j < groups; j++) {
+                float f = td_exp2((j == own ? run->max[r] : __ldcg(&group[j].max[h])) - max);
+                factor[j * HEADS + h] = f;
+                sum += (j == own ? run->sum[r] : __ldcg(&group[j].sum[h])) * f;
+            }
+            s->sum[h] = 1.0f / (sum + td_exp2(sink - max));
+        }
+    __syncthreads();
+}
+
+static __device__ void write_sums(const struct td_attend *a, uint32_t i, uint32_t head,
+                                  const struct group *group, uint32_t groups, uint32_t own,
+                                  const float o[128], const float *factor, const struct shared *s) {
+    enum { PART = 8 }; /* vectors asked for together */
+    uint32_t t = threadIdx.x, row = t / 32 % 4 * 16 + t % 32 / 4;
+#pragma unroll
+    for (int part = 0; part < 32; part += PART) {
+        float4 sum[PART];
+#pragma unroll
+        for (int k = 0; k < PART; k++)
+            sum[k].x = sum[k].y = sum[k].z = sum[k].w = 0.0f;
+        for (uint32_t j = 0; j < groups; j++) {
+            float low = factor[j * HEADS + row], high = factor[j * HEADS + row + 8];
+            float4 v[PART];
+#pragma unroll
+            for (int k = 0; k < PART; k++) {
+                int n = part + k;
+                if (j == own) {
+                    v[k].x = o[4 * n];
+                    v[k].y = o[4 * n + 1];
+                    v[k].z = o[4 * n + 2];
+                    v[k].w = o[4 * n + 3];
+                } else {
+                    v[k] = __ldcg((const float4 *)&group[j].o[(n * THREADS + t) * 4]);
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < PART; k++) {
+                sum[k].x += v[k].x * low;
+                sum[k].y += v[k].y * low;
+                sum[k].z += v[k].z * high;
+                sum[k].w += v[k].w * high;
+            }
+        }
+        float low = s->sum[row], high = s->sum[row + 8];
+        float *to = a->o + ((size_t)i * a->heads + head + row) * D + t / 128 * (D / 2) + t % 4 * 2;
+#pragma unroll
+        for (int k = 0; k < PART; k++) {
+            float2 first = {sum[k].x * low, sum[k].y * low};
+            float2 second = {sum[k].z * high, sum[k].w * high};
+            if (head + row < a->heads) *(float2 *)(to + (part + k) * 8) = first;
+            if (head + row + 8 < a->heads)
+                *(float2 *)(to + (size_t)8 * D + (part + k) * 8) = second;
+        }
+    }
+}
+
+#endif
+
+template <bool FP8>
+static __global__ void __launch_bounds__(THREADS, 1)
+    core_groups(const __grid_constant__ struct td_attend a, const __grid_constant__ struct work w) {
+#ifdef TD_HAS_WGMMA
+    TD_SHARED(unsigned char, memory);
+    struct shared *s = (struct shared *)td_tile_memory(memory);
+    uint32_t i = w.first + blockIdx.z, own = blockIdx.x, head = blockIdx.y * HEADS, t = threadIdx.x;
+    struct td_attend_set set = td_attend_set_of(&a, i);
+    uint32_t first = own * GROUP, groups = td_ceil(set.count, GROUP);
+    if (first >= set.count) return; /* the whole block */
+    uint32_t count = set.count - first < GROUP ? set.count - first : GROUP;
+    uint32_t chunks = td_ceil(count, MEMBERS);
+    float o[128];
+    struct running run = {{-1e30f, -1e30f}, {0.0f, 0.0f}};
+    list_members(&a, &set, first, s);
+    __syncthreads();
+    if (FP8)
+        copy_raw(s, 0);
+    else
+        copy_rows(s, 0);
+    load_queries(&a, i, head, s);
+#pragma unroll
+    for (int k = 0; k < 128; k++)
+        o[k] = 0.0f;
+    for (uint32_t chunk = 0; chunk < chunks; chunk++) {
+        const uint16_t(*rows)[TILE] = s->rows[FP8 ? 0 : chunk % 2];
+        float score[32];
+        uint32_t weight[4][4];
+        td_copy_wait<0>();
+        if (FP8) {
+            __syncthreads();
+            decode_rows(s, chunk);
+        }
+        td_wgmma_publish();
+        __syncthreads(); /* and the chunk before was used by all */
+        if (chunk + 1 < chunks) {
+            if (FP8)
+                copy_raw(s, chunk + 1);
+            else
+                copy_rows(s, chunk + 1);
+        }
+#pragma unroll
+        for (int k = 0; k < 32; k++)
+            score[k] = 0.0f;
+        td_wgmma_begin();
+#pragma unroll 1 /* code that fits the instruction caches */
+        for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+            for (int k = 0; k < TD_TILE; k += 16)
+                td_wgmma_dots(score, s->q[tile], rows[tile], k);
+        td_wgmma_end();
+        weigh(score, count - chunk * MEMBERS, &run, o, weight);
+        td_wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < MEMBERS / 16; k++)
+            td_wgmma_sums(o, weight[k], rows[t / 128 * (TILES / 2)], k * 16, TILE);
+        td_wgmma_end();
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        run.sum[r] += __shfl_xor_sync(0xffffffffu, run.sum[r], 1);
+        run.sum[r] += __shfl_xor_sync(0xffffffffu, run.sum[r], 2);
+    }
+    uint32_t at = blockIdx.z * gridDim.y + blockIdx.y;
+    struct group *group = w.group + (size_t)at * gridDim.x;
+    if (groups > 1 && !ends_last(&w.arrivals[at], groups, &group[own], &run, o, s)) return;
+    __syncthreads();
+    float *factor = (float *)(void *)s->q; /* no longer needed */
+    weigh_groups(&a, group, groups, own, head, &run, factor, s);
+    write_sums(&a, i, head, group, groups, own, o, factor, s);
+#endif
+}
+
+size_t td_cuda_attend_groups_bytes(void) {
+    return SLOTS * (sizeof(struct group) + sizeof(struct arrivals));
+}
+
+template <bool FP8>
+static void launch(const struct td_device *d, const struct td_attend *p, uint32_t groups) {
+    size_t shared = sizeof(struct shared) + TD_TILE_ROOM;
+    uint32_t heads = td_ceil(p->heads, HEADS), tokens = SLOTS / (groups * heads);
+    struct work w = {};
+    w.group = (struct group *)td_cuda_of(d)->attend;
+    w.arrivals = (struct arrivals *)(void *)(w.group + SLOTS);
+    td_cuda_allow_shared(d, (const void *)core_groups<FP8>, shared, "attend");
+    for (uint32_t from = 0; from < p->b.n; from += tokens) {
+        uint32_t n = p->b.n - from < tokens ? p->b.n - from : tokens;
+        w.first = from;
+        TD_LAUNCH(d, "attend", core_groups<FP8>, dim3(groups, heads, n), THREADS, shared, *p, w);
+    }
+}
+
+bool td_cuda_attend_groups(const struct td_device *d, const struct td_attend_args *a) {
+    struct td_attend p = td_attend_of(a);
+    uint32_t groups = td_ceil(td_attend_most(a), GROUP);
+    if (!td_cuda_of(d)->attend || groups * td_ceil(a->heads, HEADS) > SLOTS) return false;
+    if (p.kv.row_dtype == TD_KV_ROW_FP8)
+        launch<true>(d, &p, groups);
+    else
+        launch<false>(d, &p, groups);
+    return true;
+}
