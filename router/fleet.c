@@ -69,6 +69,10 @@ uint64_t td_fleet_stall_at(const struct td_fleet *f) {
 
 /* ---- joining and leaving ---- */
 
+static uint64_t *set_of(struct td_fleet *f, enum td_role role) {
+    return role == TD_ROLE_DECODE ? &f->decodes : &f->prefills;
+}
+
 static td_status refuse(char text[TD_TEXT_MAX], td_status s, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -168,6 +172,7 @@ void td_fleet_join(struct td_fleet *f, uint64_t now_ns, const struct td_msg_hell
     memcpy(w->numerics, h->numerics, sizeof w->numerics);
     if (h->xfer_address_len != 0) memcpy(w->xfer_address, h->xfer_address, h->xfer_address_len);
     f->epoch[w - f->worker] = h->epoch;
+    *set_of(f, h->role) |= 1ull << (w - f->worker);
 }
 
 void td_fleet_leave(struct td_fleet *f, uint64_t epoch) {
@@ -178,6 +183,7 @@ void td_fleet_leave(struct td_fleet *f, uint64_t epoch) {
         f->worker[k].proven &= ~(1ull << i);
         f->way[i][k] = f->way[k][i] = (struct td_fleet_cool){0};
     }
+    *set_of(f, f->worker[i].role) &= ~(1ull << i);
     memset(&f->worker[i], 0, sizeof f->worker[i]);
     f->epoch[i] = 0;
     find_next_stall(f);
@@ -228,20 +234,31 @@ static bool compatible(const struct td_fleet *f, const struct td_fleet_worker *p
            (p->numerics_id == d->numerics_id || f->o.mixed_numerics);
 }
 
-/* Walks over all compatible pairs: *p NULL for decode alone. Start with *cursor = 0. */
-static bool next_pair(const struct td_fleet *f, bool colocate, uint32_t *cursor,
+/* A walk over all compatible pairs: the decode entries to come, and of the first of them the
+ * prefill entries to come. Asked several times a request, so it visits no free entry. */
+struct pairs {
+    uint64_t decodes, prefills;
+};
+
+static struct pairs all_pairs(const struct td_fleet *f) {
+    return (struct pairs){f->decodes, f->prefills};
+}
+
+/* *p NULL for decode alone. */
+static bool next_pair(const struct td_fleet *f, bool colocate, struct pairs *c,
                       const struct td_fleet_worker **p, const struct td_fleet_worker **d) {
-    uint32_t n = f->o.max_workers;
-    for (; *cursor < n * n; ++*cursor) {
-        const struct td_fleet_worker *pw = &f->worker[*cursor % n], *dw = &f->worker[*cursor / n];
-        if (dw->epoch == 0 || dw->role != TD_ROLE_DECODE) continue;
-        if (colocate ? pw != dw
-                     : pw->epoch == 0 || pw->role != TD_ROLE_PREFILL || !compatible(f, pw, dw))
-            continue;
-        *p = colocate ? NULL : pw;
-        *d = dw;
-        ++*cursor;
-        return true;
+    for (; c->decodes != 0; c->decodes &= c->decodes - 1, c->prefills = f->prefills) {
+        *d = &f->worker[__builtin_ctzll(c->decodes)];
+        if (colocate) {
+            *p = NULL;
+            c->decodes &= c->decodes - 1;
+            return true;
+        }
+        while (c->prefills != 0) {
+            *p = &f->worker[__builtin_ctzll(c->prefills)];
+            c->prefills &= c->prefills - 1;
+            if (compatible(f, *p, *d)) return true;
+        }
     }
     return false;
 }
@@ -278,7 +295,7 @@ static uint64_t work(const struct td_fleet_worker *w) {
 uint32_t td_fleet_limit(const struct td_fleet *f, bool colocate) {
     const struct td_fleet_worker *p, *d;
     uint32_t limit = 0;
-    for (uint32_t c = 0; next_pair(f, colocate, &c, &p, &d);)
+    for (struct pairs c = all_pairs(f); next_pair(f, colocate, &c, &p, &d);)
         if (pair_limit(p, d) > limit) limit = pair_limit(p, d);
     return limit;
 }
@@ -301,7 +318,7 @@ static uint32_t held(const struct td_fleet_worker *p, const struct td_fleet_work
 uint32_t td_fleet_choices(const struct td_fleet *f, struct td_fleet_need need, bool colocate) {
     const struct td_fleet_worker *p, *d;
     uint32_t most = 0;
-    for (uint32_t c = 0; next_pair(f, colocate, &c, &p, &d);) {
+    for (struct pairs c = all_pairs(f); next_pair(f, colocate, &c, &p, &d);) {
         uint32_t n = held(p, d, need, TD_CHOICES_MAX);
         if (n > most) most = n;
     }
@@ -315,7 +332,7 @@ td_status td_fleet_choose(const struct td_fleet *f, uint64_t now_ns, struct td_f
     uint64_t best = UINT64_MAX, when = UINT64_MAX, coolest = UINT64_MAX;
     bool any = false, sound = false;
     struct td_pair cooling = {0};
-    for (uint32_t c = 0; next_pair(f, colocate, &c, &p, &d);) {
+    for (struct pairs c = all_pairs(f); next_pair(f, colocate, &c, &p, &d);) {
         uint32_t n = need.choices > 1 ? need.choices : 1;
         if (!pair_proven(f, p, d) || held(p, d, need, n) < n || pair_stalled(p, d)) continue;
         any = true;
@@ -343,7 +360,7 @@ bool td_fleet_probe_due(const struct td_fleet *f, uint64_t now_ns, struct td_pai
                         uint64_t *ret_when_ns) {
     const struct td_fleet_worker *p, *d;
     *ret_when_ns = UINT64_MAX;
-    for (uint32_t c = 0; next_pair(f, f->o.colocate, &c, &p, &d);) {
+    for (struct pairs c = all_pairs(f); next_pair(f, f->o.colocate, &c, &p, &d);) {
         if (pair_proven(f, p, d) || d->draining || (p != NULL && p->draining)) continue;
         if (pair_stalled(p, d)) continue;
         uint64_t free_at = later(cools_until(f, p, d), d->busy_until_ns);
@@ -366,7 +383,7 @@ void td_fleet_proven(struct td_fleet *f, struct td_pair pair) {
 
 bool td_fleet_ready(const struct td_fleet *f) {
     const struct td_fleet_worker *p, *d;
-    for (uint32_t c = 0; next_pair(f, f->o.colocate, &c, &p, &d);)
+    for (struct pairs c = all_pairs(f); next_pair(f, f->o.colocate, &c, &p, &d);)
         if (pair_proven(f, p, d) && !pair_stalled(p, d)) return true;
     return false;
 }

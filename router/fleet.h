@@ -75,6 +75,7 @@ struct td_fleet {
      * td_fleet_stall_at(). */
     uint64_t epoch[TD_FLEET_WORKERS_MAX];
     uint64_t stall_at_ns;
+    uint64_t prefills, decodes; /* bit i: entry i is one */
     struct td_fleet_worker worker[TD_FLEET_WORKERS_MAX];
     /* the ways: [entry of prefill][entry of decode] */
     struct td_fleet_cool way[TD_FLEET_WORKERS_MAX][TD_FLEET_WORKERS_MAX];

@@ -293,6 +293,32 @@ static void test_stalled_until_it_steps(void **state) {
     assert_false(fleet.worker[0].stalled);
 }
 
+/* Workers that leave are in no pair, nor is what takes their entries in another role. */
+static void test_entry_changes_role(void **state) {
+    (void)state;
+    four();
+    td_fleet_leave(&fleet, 3);
+    td_fleet_leave(&fleet, 4);
+    assert_false(td_fleet_ready(&fleet));
+    assert_int_equal(td_fleet_limit(&fleet, false), 0);
+    assert_int_equal(td_fleet_limit(&fleet, true), 0);
+    join(TD_ROLE_PREFILL, "p2", 5);
+    assert_int_equal(td_fleet_limit(&fleet, true), 0);
+    td_fleet_leave(&fleet, 1);
+    join(TD_ROLE_DECODE, "d2", 6);
+    assert_int_equal(td_fleet_limit(&fleet, true), 1000);
+    struct td_pair pair;
+    uint64_t when, seen = 0;
+    while (td_fleet_probe_due(&fleet, 0, &pair, &when)) {
+        assert_int_equal(pair.decode, 6);
+        assert_true(pair.prefill == 2 || pair.prefill == 5);
+        assert_int_equal(seen & 1ull << pair.prefill, 0);
+        seen |= 1ull << pair.prefill;
+        td_fleet_proven(&fleet, pair);
+    }
+    assert_int_equal(seen, 1ull << 2 | 1ull << 5);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hello),
@@ -304,6 +330,7 @@ int main(void) {
         cmocka_unit_test(test_limits_and_readiness),
         cmocka_unit_test(test_choices),
         cmocka_unit_test(test_stalled_until_it_steps),
+        cmocka_unit_test(test_entry_changes_role),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
