@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool required(const struct td_gs_node *n, const json_t *name) {
+static bool required(struct td_gs *s, const struct td_gs_node *n, const json_t *name) {
+    if (!td_gs_spend(s, n->required.n)) return false;
     for (size_t i = 0; i < n->required.n; i++)
         if (json_equal(n->required.p[i], name)) return true;
     return false;
@@ -58,7 +59,7 @@ static bool objects_apart(struct td_gs *s, const struct td_gs_node *a, const str
         bool can = td_gs_member(s, b, name, &l);
         free(l.p);
         if (!can) return true;
-        if (required(b, a->required.p[i]) && member_apart(s, a, b, name, depth)) return true;
+        if (required(s, b, a->required.p[i]) && member_apart(s, a, b, name, depth)) return true;
     }
     for (size_t i = 0; i < b->required.n; i++) {
         struct td_gs_list l = {0};
@@ -81,8 +82,8 @@ static bool values_apart(struct td_gs *s, const struct td_gs_node *a, const stru
         bool in = !b->has_values;
         if (!td_gs_value_fits(s, a, a->values.p[i])) continue;
         for (size_t k = 0; k < b->values.n && !in; k++)
-            in = td_gs_equal(a->values.p[i], b->values.p[k]);
-        s->b->work += b->values.n;
+            in = td_gs_equal(s, a->values.p[i], b->values.p[k]);
+        if (!td_gs_spend(s, 1 + b->values.n)) return false;
         if (in && td_gs_value_fits(s, b, a->values.p[i])) return false;
     }
     return true;
@@ -90,8 +91,7 @@ static bool values_apart(struct td_gs *s, const struct td_gs_node *a, const stru
 
 bool td_gs_disjoint(struct td_gs *s, const struct td_gs_node *a, const struct td_gs_node *b,
                     int depth) {
-    s->b->work += 64;
-    if (depth <= 0 || s->b->st != TD_OK) return false;
+    if (!td_gs_spend(s, 64) || depth <= 0) return false;
     uint32_t both = a->types & b->types;
     if (!both) return true;
     if (a->choices.n || a->one_of.n) return each_choice(s, a, b, depth);

@@ -37,6 +37,7 @@ struct regex {
     const char *wrong_at;
     bool no_memory;
     int depth;
+    uint64_t read; /* bytes, those of a copy again */
 };
 
 static void wrong(struct regex *r, const char *why) {
@@ -44,6 +45,11 @@ static void wrong(struct regex *r, const char *why) {
         r->wrong = why;
         r->wrong_at = r->p;
     }
+}
+
+static void spend(struct regex *r, uint64_t bytes) {
+    r->read += bytes;
+    if (r->read > TD_GB_WORK_MAX) wrong(r, "too long for its repetitions");
 }
 
 static uint32_t state(struct regex *r) {
@@ -324,9 +330,12 @@ static uint32_t repeated(struct regex *r, uint32_t from) {
     skip_atom(r);
     quantifier(r, &min, &max);
     const char *behind = r->p;
+    uint64_t copy = (uint64_t)(behind - begin);
+    spend(r, copy);
     uint32_t end = state(r), at = from;
     for (uint32_t i = 0; !r->wrong && (i < min || (i < max && max != UINT32_MAX)); i++) {
         uint32_t next = state(r);
+        spend(r, copy);
         if (i >= min) empty(r, at, end);
         r->p = begin;
         atom(r, at, next);
@@ -430,6 +439,7 @@ void td_gb_pattern(struct td_gb *b, uint32_t from, uint32_t to, const char *p, s
     if (b->st != TD_OK) return;
     uint32_t begin = state(&r), accept = state(&r);
     whole(&r, f->search, begin, accept);
+    b->work += r.read / 4;
     if (r.no_memory)
         td_gb_fail(b, TD_NO_MEMORY, "no memory for a pattern");
     else if (r.wrong)

@@ -55,6 +55,12 @@ static void invalid(struct td_gs *s, const json_t *schema, const char *keyword, 
     td_gs_fail(s, TD_INVALID, schema, keyword, why);
 }
 
+bool td_gs_spend(struct td_gs *s, uint64_t steps) {
+    s->b->work += steps;
+    if (s->b->work > TD_GB_WORK_MAX) td_gb_fail(s->b, TD_TOO_LONG, "the schema is too complex");
+    return s->b->st == TD_OK;
+}
+
 /* ---- nodes ---- */
 
 void td_gs_list_add(struct td_gb *b, struct td_gs_list *l, const json_t *v) {
@@ -92,7 +98,8 @@ void td_gs_node_copy(struct td_gb *b, struct td_gs_node *to, const struct td_gs_
     list_copy(b, &to->required, &from->required);
     list_copy(b, &to->choices, &from->choices);
     list_copy(b, &to->one_of, &from->one_of);
-    b->work += 64;
+    b->work += 64 + from->values.n + from->arrays.n + from->objects.n + from->required.n +
+               from->choices.n + from->one_of.n;
 }
 
 /* ---- values ---- */
@@ -119,7 +126,20 @@ static uint32_t type_of(const json_t *v) {
     }
 }
 
-bool td_gs_equal(const json_t *a, const json_t *b) {
+/* What comparing costs at most. */
+static uint64_t steps_of(const json_t *v) {
+    uint64_t n = 1 + json_string_length(v) / 64;
+    const char *key;
+    json_t *part;
+    size_t i;
+    if (json_is_object(v)) json_object_foreach((json_t *)(uintptr_t)v, key, part) n += 4 + steps_of(part);
+    if (json_is_array(v)) json_array_foreach(v, i, part) n += 1 + steps_of(part);
+    return n;
+}
+
+bool td_gs_equal(struct td_gs *s, const json_t *a, const json_t *b) {
+    if (a == b) return true;
+    if (json_typeof(a) == json_typeof(b) && !td_gs_spend(s, steps_of(a))) return false;
     if (json_is_number(a) && json_is_number(b)) {
         if (json_is_integer(a) && json_is_integer(b))
             return json_integer_value(a) == json_integer_value(b);
@@ -138,7 +158,7 @@ static size_t characters(const json_t *string) {
 
 bool td_gs_value_fits(struct td_gs *s, const struct td_gs_node *n, const json_t *v) {
     uint32_t type = type_of(v);
-    if (!(n->types & type)) return false;
+    if (!(n->types & type) || !td_gs_spend(s, 32 + json_string_length(v) / 16)) return false;
     if (type == TD_GS_STRING) {
         if (n->pattern) td_gs_refuse(s, n->pattern, "pattern", "beside enum or const");
         if (n->format) td_gs_refuse(s, n->format, "format", "beside enum or const");
@@ -168,10 +188,10 @@ static void only(struct td_gs *s, struct td_gs_node *n, const json_t *const *val
     for (size_t i = 0; i < count; i++) {
         bool in = !n->has_values, twice = false;
         for (size_t k = 0; k < n->values.n && !in; k++)
-            in = td_gs_equal(values[i], n->values.p[k]);
+            in = td_gs_equal(s, values[i], n->values.p[k]);
         for (size_t k = 0; k < both.n && !twice && count < 256; k++)
-            twice = td_gs_equal(values[i], both.p[k]);
-        s->b->work += n->values.n + both.n;
+            twice = td_gs_equal(s, values[i], both.p[k]);
+        if (!td_gs_spend(s, 1 + n->values.n + (count < 256 ? both.n : 0))) break;
         if (in && !twice) td_gs_list_add(s->b, &both, values[i]);
     }
     free(n->values.p);
@@ -363,6 +383,7 @@ static void read_required(struct read *r) {
     }
     json_array_foreach(r->v, i, v) {
         struct td_gs_list *l = &r->n->required;
+        if (!td_gs_spend(r->s, 1 + l->n)) return;
         if (!json_is_string(v)) {
             invalid(r->s, r->schema, r->key, "expected an array of strings");
             return;
@@ -381,6 +402,7 @@ static void read_ref(struct read *r) {
         return;
     }
     char step[256];
+    if (!td_gs_spend(r->s, json_string_length(r->v))) return;
     for (const char *p = ref + 1; *p && at;) {
         size_t n = 0;
         for (p++; *p && *p != '/' && n + 1 < sizeof step; p++) {
@@ -516,10 +538,7 @@ void td_gs_collect(struct td_gs *s, struct td_gs_node *n, const json_t *schema, 
     struct read r = {.s = s, .n = n, .schema = schema, .depth = depth};
     const char *key;
     json_t *v;
-    if (s->b->st != TD_OK || json_is_true(schema)) return;
-    s->b->work += 32;
-    if (s->b->work > TD_GB_WORK_MAX)
-        td_gb_fail(s->b, TD_TOO_LONG, "the schema is too complex");
+    if (!td_gs_spend(s, 32) || json_is_true(schema)) return;
     if (json_is_false(schema)) {
         n->types = 0;
     } else if (!json_is_object(schema)) {
@@ -529,6 +548,7 @@ void td_gs_collect(struct td_gs *s, struct td_gs_node *n, const json_t *schema, 
     } else {
         json_object_foreach((json_t *)(uintptr_t)schema, key, v) {
             size_t i = 0, all = sizeof keywords / sizeof *keywords;
+            if (!td_gs_spend(s, 16)) return;
             while (i < all && strcmp(keywords[i].key, key) != 0)
                 i++;
             r.key = key;
@@ -545,6 +565,7 @@ void td_gs_collect(struct td_gs *s, struct td_gs_node *n, const json_t *schema, 
 
 bool td_gs_member(struct td_gs *s, const struct td_gs_node *n, const char *name,
                   struct td_gs_list *l) {
+    if (!td_gs_spend(s, 4 * n->objects.n)) return false;
     for (size_t i = 0; i < n->objects.n; i++) {
         const json_t *schema = n->objects.p[i], *v = NULL;
         if (name) v = json_object_get(json_object_get(schema, "properties"), name);

@@ -95,6 +95,11 @@ struct td_gs_rule {
 
 void td_gs_list_add(struct td_gb *b, struct td_gs_list *l, const json_t *v);
 
+/* Counts steps of reading, so that a few bytes cannot ask for hours: whatever looks at a part of
+ * the schema more than once says how much it looked at. False: compilation has failed, or now
+ * does. */
+bool td_gs_spend(struct td_gs *s, uint64_t steps);
+
 /* Fails with the sentence, which begins with the place of `schema`'s `keyword`. */
 void td_gs_fail(struct td_gs *s, td_status st, const json_t *schema, const char *keyword,
                 const char *why);
@@ -111,7 +116,7 @@ bool td_gs_disjoint(struct td_gs *s, const struct td_gs_node *a, const struct td
                     int depth);
 /* Whether a value of enum or const satisfies the rest of the node. */
 bool td_gs_value_fits(struct td_gs *s, const struct td_gs_node *n, const json_t *v);
-bool td_gs_equal(const json_t *a, const json_t *b);
+bool td_gs_equal(struct td_gs *s, const json_t *a, const json_t *b);
 /* The schemas of a member: adds them to `l`; false: it is forbidden. NULL: of additional ones. */
 bool td_gs_member(struct td_gs *s, const struct td_gs_node *n, const char *name,
                   struct td_gs_list *l);

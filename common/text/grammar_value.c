@@ -128,6 +128,7 @@ static void string(struct td_gs *s, uint32_t from, uint32_t to, const struct td_
 
 /* Schemas of the item at `i`; past all prefixes those of the rest. False: there can be none. */
 static bool item(struct td_gs *s, const struct td_gs_node *n, size_t i, struct td_gs_list *l) {
+    if (!td_gs_spend(s, 4 * n->arrays.n)) return false;
     for (size_t k = 0; k < n->arrays.n; k++) {
         const json_t *schema = n->arrays.p[k], *items = json_object_get(schema, "items");
         const json_t *prefix = json_object_get(schema, "prefixItems");

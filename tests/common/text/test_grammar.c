@@ -467,6 +467,86 @@ static void what_is_too_much_is_said(void **state) {
     assert_int_equal(out.n, 0);
 }
 
+static void say_times(const char *p, int n) {
+    while (n-- > 0)
+        say(p);
+}
+
+enum again { KEYS, POINTER, VALUES, REQUIRED };
+
+/* A schema of which each reference reads a part again that is long in one way. */
+static void say_again(enum again part, int references) {
+    text.n = 0;
+    say("{\"$defs\":{\"r\":");
+    if (part == KEYS) {
+        char key[32];
+        say("{\"x-\":0");
+        for (int i = 0; i < 2000; i++) {
+            snprintf(key, sizeof key, ",\"x-%d\":0", i);
+            say(key);
+        }
+        say("}");
+    } else if (part == POINTER) {
+        say("{\"$ref\":\"#/$defs/a");
+        for (int i = 0; i < 40; i++) {
+            say("/");
+            say_times("k", 250);
+        }
+        say("\"},\"a\":");
+        for (int i = 0; i < 40; i++) {
+            say("{\"");
+            say_times("k", 250);
+            say("\":");
+        }
+        say("true");
+        say_times("}", 40);
+    } else if (part == VALUES) { /* two that are equal and not the same */
+        say("{\"enum\":[[0");
+        say_times(",0", 6000);
+        say("]]},\"a\":{\"enum\":[[0");
+        say_times(",0", 6000);
+        say("]]}");
+    } else {
+        char name[16];
+        say("{\"required\":[\"\"");
+        for (int i = 0; i < 9000; i++) {
+            snprintf(name, sizeof name, ",\"%d\"", i);
+            say(name);
+        }
+        say("]}");
+    }
+    say("},\"type\":\"array\",\"allOf\":[{}");
+    for (int i = 0; i < references; i++)
+        say(part == VALUES && i % 2 ? ",{\"$ref\":\"#/$defs/a\"}" : ",{\"$ref\":\"#/$defs/r\"}");
+    say("]}");
+}
+
+/* However often a small request has its schema read again, or its pattern: that is said instead. */
+static void reading_again_is_bounded(void **state) {
+    (void)state;
+    static const struct {
+        enum again part;
+        int references;
+    } t[] = {{KEYS, 2000}, {POINTER, 4000}, {VALUES, 4000}, {REQUIRED, 1}};
+    struct td_error err = {0};
+    struct td_bytes out = {0};
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        say_again(t[i].part, t[i].references);
+        struct td_grammar_spec spec = said();
+        td_status st = td_grammar_compile(&spec, &out, &err);
+        if (st != TD_TOO_LONG || strcmp(err.text, "the schema is too complex") != 0)
+            fail_msg("case %zu: %s, %s", i, td_status_name(st), st == TD_OK ? "" : err.text);
+    }
+    text.n = 0;
+    say("(?<");
+    say_times("n", 10000);
+    say(">x){4000}");
+    struct td_grammar_spec spec = said();
+    spec.content = TD_CONTENT_REGEX;
+    assert_int_equal(td_grammar_compile(&spec, &out, &err), TD_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "too long for its repetitions"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(more_readings_than_are_kept),
@@ -474,6 +554,7 @@ int main(void) {
         cmocka_unit_test(the_store_holds_what_is_in_use),
         cmocka_unit_test(damaged_bytes),
         cmocka_unit_test(what_is_too_much_is_said),
+        cmocka_unit_test(reading_again_is_bounded),
         cmocka_unit_test(masks_are_what_the_matcher_takes),
         cmocka_unit_test(depth_ends_without_a_dead_end),
         cmocka_unit_test(depth_leaves_room_for_what_is_required),
