@@ -83,13 +83,14 @@ static void move_edge(struct walk *w, uint8_t *to, const uint8_t *from, size_t b
 }
 
 static void list(struct walk *w, uint64_t own, size_t bytes) {
-    if (bytes) *w->list++ = (struct td_kv_move){own, w->body, bytes};
+    *w->list++ = (struct td_kv_move){own, w->body, bytes};
     w->body += bytes;
     w->moved += bytes;
 }
 
 /* A slab is put into another process next; a pool is larger than any cache. */
 static void move(struct walk *w, void *own, size_t bytes) {
+    if (bytes == 0) return; /* `own` may be NULL */
     if (w->list) {
         list(w, (uint64_t)((uint8_t *)own - w->own), bytes);
         return;
