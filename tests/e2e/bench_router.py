@@ -42,16 +42,16 @@ def show(what, values, unit):
 
 
 class Router:
-    def __init__(self, build):
+    def __init__(self, build, model=MODEL):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="td-bench-", dir="/tmp"))
         self.port = free_port()
-        values = {"model.dir": MODEL, "model.name": "needle", "run_dir": self.dir,
+        values = {"model.dir": model, "model.name": "needle", "run_dir": self.dir,
                   "router.listen": f"127.0.0.1:{self.port}", "router.thinking": "chat",
                   "log_level": "warn"}
         args = [a for k, v in values.items() for a in ("--set", f"{k}={v}")]
         self.router = subprocess.Popen([build / "router" / "tandem-router", *args])
         self.fake = subprocess.Popen([build / "tests" / "router" / "fake_worker", self.dir / "router.sock",
-                                      "needle", MODEL, "100000"], stdout=subprocess.DEVNULL)
+                                      "needle", model, "200000"], stdout=subprocess.DEVNULL)
         until = time.monotonic() + 30
         while not self.ready():
             assert time.monotonic() < until, "the router is not ready"

@@ -21,7 +21,7 @@ import openai
 from router_frame import Setup, body_of, in_flight, joined, main, user
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-CONF = pathlib.Path(__file__).parents[2] / "deploy" / "nginx" / "tandem.conf"
+CONF = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "nginx" / "tandem.conf"
 KEY = "ann-" + "a" * 20
 if not NGINX:
     print("nginx is not installed")
