@@ -134,9 +134,10 @@ class Cluster:
                 for key, value in ledger.items()
                 if key in ("pages_owned", "slots_owned", "landing_quarantined", "send_busy") and value
             }
-            if not busy:
+            unheard = [name for name, ledger in ledgers.items() if ledger["pages_free"] == 0]  # before its first heartbeat
+            if not busy and not unheard:
                 return ledgers
-            assert time.monotonic() < until, f"not at baseline after {seconds} s: {busy}"
+            assert time.monotonic() < until, f"not at baseline after {seconds} s: {busy} {unheard}"
             time.sleep(0.05)
 
 

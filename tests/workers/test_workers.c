@@ -319,7 +319,7 @@ static void test_prefill_dies(void **state) {
         struct request *r =
             cluster_begin(&cluster, ids, 3000 / CLUSTER_SLOW, 50, &greedy, false, false);
         assert_true(cluster_until(&cluster, has_reply, r));
-        cluster_run_ms(&cluster, 300 * (uint64_t)round);
+        cluster_run_ms(&cluster, 100 * (uint64_t)round); /* before the prompt is computed */
         cluster_kill(&cluster.prefill);
         r->hold = true; /* no more KEEP: when nothing was sent yet, only the lease ends it */
         assert_true(cluster_until(&cluster, decode_ended, r));
@@ -336,7 +336,7 @@ static void test_decode_dies(void **state) {
     struct request *r =
         cluster_begin(&cluster, ids, 3000 / CLUSTER_SLOW, 50, &greedy, false, false);
     assert_true(cluster_until(&cluster, has_reply, r));
-    cluster_run_ms(&cluster, 400);
+    cluster_run_ms(&cluster, 200);
     cluster_kill(&cluster.decode);
     assert_true(cluster_until(&cluster, prefill_ended, r));
     cluster_spawn(&cluster, &cluster.decode);
