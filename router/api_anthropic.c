@@ -7,6 +7,7 @@
 
 #include "common/text/bytes.h"
 #include "router/api_params.h"
+#include "router/json_build.h"
 
 enum { PATH_BYTES = 64 };
 
@@ -38,24 +39,6 @@ static const struct td_param request_params[] = {
     {"mcp_servers", TD_PARAM_EMPTY, NULL},
     {0},
 };
-
-static td_status no_memory(struct td_api_error *e) {
-    return td_api_refuse(e, 503, NULL, NULL, "out of memory");
-}
-
-/* Takes `v` over. */
-static td_status put(json_t *object, const char *key, json_t *v, struct td_api_error *e) {
-    return json_object_set_new(object, key, v) == 0 ? TD_OK : no_memory(e);
-}
-
-static td_status append(json_t *array, json_t *v, struct td_api_error *e) {
-    return json_array_append_new(array, v) == 0 ? TD_OK : no_memory(e);
-}
-
-static td_status copy(const struct td_fields *f, const char *from, json_t *out, const char *to) {
-    const json_t *v = td_field(f, from);
-    return v ? put(out, to, json_deep_copy(v), f->e) : TD_OK;
-}
 
 static td_status need_object(const json_t *v, const char *path, struct td_api_error *e) {
     char found[40];
@@ -105,7 +88,7 @@ static td_status add_text(struct td_bytes *out, const struct td_fields *f,
     TD_TRY(need_text(f, name, &text, &n));
     if (out->n > 0) td_bytes_add(out, "\n\n", 2);
     td_bytes_add(out, text, n);
-    return out->failed ? no_memory(f->e) : TD_OK;
+    return out->failed ? td_api_no_memory(f->e) : TD_OK;
 }
 
 static td_status refuse_block(const struct td_fields *f, const char *type) {
@@ -121,7 +104,7 @@ static td_status plain_text(const struct td_fields *f, const char *name, struct 
     char path[96];
     if (json_is_string(v)) {
         td_bytes_add(out, json_string_value(v), json_string_length(v));
-        return out->failed ? no_memory(f->e) : TD_OK;
+        return out->failed ? td_api_no_memory(f->e) : TD_OK;
     }
     if (v && !json_is_array(v)) return td_field_wrong(f, name, "a string or an array of blocks");
     for (size_t i = 0; i < json_array_size(v); i++) {
@@ -161,10 +144,10 @@ static td_status add_result(struct turn *t, const struct td_fields *b) {
     TD_TRY(need_text(b, "tool_use_id", &id, &n));
     td_status st = plain_text(b, "content", &text);
     if (st == TD_OK)
-        st = append(t->out,
-                    json_pack("{s:s, s:o, s:o}", "role", "tool", "tool_call_id",
-                              json_stringn(id, n), "content", string_of(&text)),
-                    b->e);
+        st = td_build_append(t->out,
+                             json_pack("{s:s, s:o, s:o}", "role", "tool", "tool_call_id",
+                                       json_stringn(id, n), "content", string_of(&text)),
+                             b->e);
     td_bytes_free(&text);
     return st;
 }
@@ -179,20 +162,20 @@ static td_status add_use(struct turn *t, const struct td_fields *b) {
     TD_TRY(td_field_object(b, "input", &input));
     if (!input) return td_field_wrong(b, "input", "an object");
     char *arguments = json_dumps(input, JSON_COMPACT);
-    if (!arguments) return no_memory(b->e);
+    if (!arguments) return td_api_no_memory(b->e);
     json_t *call =
         json_pack("{s:o, s:s, s:{s:o, s:s}}", "id", json_stringn(id, id_n), "type", "function",
                   "function", "name", json_stringn(name, name_n), "arguments", arguments);
     free(arguments);
     if (!t->calls) t->calls = json_array();
-    return append(t->calls, call, b->e);
+    return td_build_append(t->calls, call, b->e);
 }
 
 /* The user's text so far is a message; results stand beside it. */
 static td_status flush_user(struct turn *t, struct td_api_error *e) {
     if (t->text.n == 0) return TD_OK;
-    TD_TRY(
-        append(t->out, json_pack("{s:s, s:o}", "role", "user", "content", string_of(&t->text)), e));
+    TD_TRY(td_build_append(
+        t->out, json_pack("{s:s, s:o}", "role", "user", "content", string_of(&t->text)), e));
     t->text.n = 0;
     return TD_OK;
 }
@@ -215,7 +198,7 @@ static td_status add_block(struct turn *t, const struct td_fields *b) {
 static td_status finish_turn(struct turn *t, size_t blocks, struct td_api_error *e) {
     if (t->user) {
         if (blocks == 0 || t->text.n > 0)
-            return append(
+            return td_build_append(
                 t->out, json_pack("{s:s, s:o}", "role", "user", "content", string_of(&t->text)), e);
         return TD_OK;
     }
@@ -225,7 +208,7 @@ static td_status finish_turn(struct turn *t, size_t blocks, struct td_api_error 
         json_decref(m);
         m = NULL;
     }
-    return append(t->out, m, e);
+    return td_build_append(t->out, m, e);
 }
 
 static td_status read_blocks(struct turn *t, const struct td_fields *f) {
@@ -233,7 +216,7 @@ static td_status read_blocks(struct turn *t, const struct td_fields *f) {
     char path[96];
     if (json_is_string(v)) {
         td_bytes_add(&t->text, json_string_value(v), json_string_length(v));
-        return t->text.failed ? no_memory(f->e) : finish_turn(t, 0, f->e);
+        return t->text.failed ? td_api_no_memory(f->e) : finish_turn(t, 0, f->e);
     }
     if (!json_is_array(v)) return td_field_wrong(f, "content", "a string or an array of blocks");
     for (size_t i = 0; i < json_array_size(v); i++) {
@@ -274,12 +257,12 @@ static td_status read_messages(const struct td_fields *f, json_t *chat) {
     const json_t *list = NULL;
     struct td_bytes system = {0};
     json_t *out = json_array();
-    TD_TRY(put(chat, "messages", out, f->e));
+    TD_TRY(td_build_put(chat, "messages", out, f->e));
     TD_TRY(td_field_array(f, "messages", &list));
     td_status st = plain_text(f, "system", &system);
     if (st == TD_OK && system.n > 0)
-        st = append(out, json_pack("{s:s, s:o}", "role", "system", "content", string_of(&system)),
-                    f->e);
+        st = td_build_append(
+            out, json_pack("{s:s, s:o}", "role", "system", "content", string_of(&system)), f->e);
     td_bytes_free(&system);
     for (size_t i = 0; st == TD_OK && i < json_array_size(list); i++)
         st = read_message(json_array_get(list, i), i, out, f->e);
@@ -307,22 +290,11 @@ static td_status read_tool(const json_t *v, size_t i, json_t *out, struct td_api
     if (!schema) return td_field_wrong(&f, "input_schema", "an object");
     json_t *function = json_object();
     json_t *tool = json_pack("{s:s, s:o}", "type", "function", "function", function);
-    TD_TRY(append(out, tool, e));
-    TD_TRY(copy(&f, "name", function, "name"));
-    TD_TRY(copy(&f, "description", function, "description"));
-    TD_TRY(copy(&f, "strict", function, "strict"));
-    return copy(&f, "input_schema", function, "parameters");
-}
-
-static td_status read_tools(const struct td_fields *f, json_t *chat) {
-    const json_t *list = NULL;
-    TD_TRY(td_field_array(f, "tools", &list));
-    if (!list) return TD_OK;
-    json_t *out = json_array();
-    TD_TRY(put(chat, "tools", out, f->e));
-    for (size_t i = 0; i < json_array_size(list); i++)
-        TD_TRY(read_tool(json_array_get(list, i), i, out, f->e));
-    return TD_OK;
+    TD_TRY(td_build_append(out, tool, e));
+    TD_TRY(td_build_copy(&f, "name", function, "name"));
+    TD_TRY(td_build_copy(&f, "description", function, "description"));
+    TD_TRY(td_build_copy(&f, "strict", function, "strict"));
+    return td_build_copy(&f, "input_schema", function, "parameters");
 }
 
 static td_status read_choice(const struct td_fields *f, json_t *chat) {
@@ -343,11 +315,11 @@ static td_status read_choice(const struct td_fields *f, json_t *chat) {
     if (!any && !tool && strcmp(type, "auto") != 0 && strcmp(type, "none") != 0)
         return td_field_wrong(&c, "type", "auto, none, any or tool");
     TD_TRY(td_field_bool(&c, "disable_parallel_tool_use", &single));
-    TD_TRY(put(chat, "parallel_tool_calls", json_boolean(!single), f->e));
-    if (!tool) return put(chat, "tool_choice", json_string(any ? "required" : type), f->e);
+    TD_TRY(td_build_put(chat, "parallel_tool_calls", json_boolean(!single), f->e));
+    if (!tool) return td_build_put(chat, "tool_choice", json_string(any ? "required" : type), f->e);
     const char *name;
     TD_TRY(need_text(&c, "name", &name, &n));
-    return put(
+    return td_build_put(
         chat, "tool_choice",
         json_pack("{s:s, s:{s:o}}", "type", "function", "function", "name", json_stringn(name, n)),
         f->e);
@@ -366,10 +338,10 @@ static td_status read_format(const struct td_fields *output, json_t *chat) {
     TD_TRY(td_field_object(&f, "schema", &schema));
     if (!schema || !td_field(&f, "type"))
         return td_field_wrong(output, "format", "a type json_schema with its schema");
-    return put(chat, "response_format",
-               json_pack("{s:s, s:{s:s, s:o}}", "type", "json_schema", "json_schema", "name",
-                         "output", "schema", json_deep_copy(schema)),
-               f.e);
+    return td_build_put(chat, "response_format",
+                        json_pack("{s:s, s:{s:s, s:o}}", "type", "json_schema", "json_schema",
+                                  "name", "output", "schema", json_deep_copy(schema)),
+                        f.e);
 }
 
 /* ---- thinking ---- */
@@ -394,13 +366,13 @@ static td_status read_thinking(const struct td_fields *f, json_t *chat) {
     bool on = strcmp(type, "enabled") == 0 || strcmp(type, "adaptive") == 0;
     if (!on && strcmp(type, "disabled") != 0)
         return td_field_wrong(&t, "type", "enabled, adaptive or disabled");
-    TD_TRY(put(chat, "chat_template_kwargs", json_pack("{s:b}", "thinking", on), f->e));
+    TD_TRY(td_build_put(chat, "chat_template_kwargs", json_pack("{s:b}", "thinking", on), f->e));
     TD_TRY(td_field_object(f, "output_config", &output));
     if (!output) return TD_OK;
     struct td_fields o = {output, "output_config.", f->e};
     TD_TRY(td_fields_known(&o, config, NULL));
     TD_TRY(read_format(&o, chat));
-    return on ? copy(&o, "effort", chat, "reasoning_effort") : TD_OK;
+    return on ? td_build_copy(&o, "effort", chat, "reasoning_effort") : TD_OK;
 }
 
 /* ---- the rest ---- */
@@ -411,13 +383,13 @@ static td_status read_rest(const struct td_fields *f, bool counting, json_t *cha
     double temperature = 0;
     TD_TRY(td_field_num(f, "temperature", 0, 1, &temperature));
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++)
-        TD_TRY(copy(f, same[i], chat, same[i]));
+        TD_TRY(td_build_copy(f, same[i], chat, same[i]));
     if (!counting && !td_field(f, "max_tokens"))
         return td_field_wrong(f, "max_tokens", "an integer of at least 1");
     const json_t *stops = NULL;
     TD_TRY(td_field_array(f, "stop_sequences", &stops));
     TD_TRY(td_api_stops_check(f, "stop_sequences")); /* by the name that the client gave */
-    return json_array_size(stops) ? copy(f, "stop_sequences", chat, "stop") : TD_OK;
+    return json_array_size(stops) ? td_build_copy(f, "stop_sequences", chat, "stop") : TD_OK;
 }
 
 td_status td_api_anthropic_read(const json_t *root, bool counting, json_t **ret,
@@ -425,11 +397,11 @@ td_status td_api_anthropic_read(const json_t *root, bool counting, json_t **ret,
     struct td_fields f = {root, "", e};
     TD_TRY(td_fields_known(&f, request_params, NULL));
     json_t *chat = json_object();
-    if (!chat) return no_memory(e);
+    if (!chat) return td_api_no_memory(e);
     td_status st;
     TD_TRY_GOTO(read_rest(&f, counting, chat), drop_chat);
     TD_TRY_GOTO(read_messages(&f, chat), drop_chat);
-    TD_TRY_GOTO(read_tools(&f, chat), drop_chat);
+    TD_TRY_GOTO(td_build_list(&f, "tools", chat, "tools", read_tool), drop_chat);
     TD_TRY_GOTO(read_choice(&f, chat), drop_chat);
     TD_TRY_GOTO(read_thinking(&f, chat), drop_chat);
     *ret = chat;

@@ -16,6 +16,10 @@ td_status td_api_refuse(struct td_api_error *e, int status, const char *code, co
     return TD_INVALID;
 }
 
+td_status td_api_no_memory(struct td_api_error *e) {
+    return td_api_refuse(e, 503, NULL, NULL, "out of memory");
+}
+
 static const char *type_of(int status) {
     if (status == 401) return "authentication_error";
     if (status == 403) return "permission_error";

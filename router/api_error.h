@@ -21,6 +21,9 @@ struct td_api_error {
 td_status td_api_refuse(struct td_api_error *e, int status, const char *code, const char *param,
                         const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 
+/* 503 "out of memory". */
+td_status td_api_no_memory(struct td_api_error *e);
+
 /* {"error":{...}} as a JSON value. */
 void td_api_error_write(struct td_json_out *w, const struct td_api_error *e);
 /* The whole answer; `scratch` holds the error as it shall be written. */

@@ -16,10 +16,6 @@ struct source {
     const char *param;   /* whose field it is */
 };
 
-static td_status no_memory(struct td_api_error *e) {
-    return td_api_refuse(e, 503, NULL, NULL, "out of memory");
-}
-
 /* ---- reading ---- */
 
 static td_status set_source(const struct td_fields *f, struct source *s, enum td_api_form form,
@@ -186,7 +182,7 @@ static td_status add_choices(struct spec *c, const json_t *list, struct td_api_e
     c->s.content = TD_CONTENT_REGEX;
     c->s.text = c->pattern.p;
     c->s.n = c->pattern.n;
-    return c->pattern.failed ? no_memory(e) : TD_OK;
+    return c->pattern.failed ? td_api_no_memory(e) : TD_OK;
 }
 
 static td_status add_content(struct spec *c, const struct source *s, struct td_api_error *e) {
@@ -207,7 +203,7 @@ static td_status add_content(struct spec *c, const struct source *s, struct td_a
         c->text = json_dumps(s->value, JSON_COMPACT | JSON_ENCODE_ANY);
         c->s.text = c->text;
         c->s.n = c->text ? strlen(c->text) : 0;
-        return c->text ? TD_OK : no_memory(e);
+        return c->text ? TD_OK : td_api_no_memory(e);
     }
 }
 
@@ -229,7 +225,7 @@ static td_status add_tool(struct spec *c, const json_t *tool, bool forced, struc
     t->schema_n = sizeof none - 1;
     if (!json_is_object(schema)) return TD_OK;
     t->schema = c->schemas[c->s.n_tools - 1] = json_dumps(schema, JSON_COMPACT);
-    if (!t->schema) return no_memory(e);
+    if (!t->schema) return td_api_no_memory(e);
     t->schema_n = strlen(t->schema);
     return TD_OK;
 }
@@ -242,7 +238,7 @@ static td_status add_tools(struct spec *c, const json_t *root, const struct td_a
     size_t n = json_array_size(tools);
     c->tools = calloc(n, sizeof *c->tools);
     c->schemas = calloc(n, sizeof *c->schemas);
-    if (!c->tools || !c->schemas) return no_memory(e);
+    if (!c->tools || !c->schemas) return td_api_no_memory(e);
     for (size_t i = 0; i < n; i++) {
         const json_t *tool = json_array_get(tools, i);
         const char *name =
@@ -276,7 +272,7 @@ static td_status compile(struct spec *c, const json_t *root, const struct td_api
         st = td_grammar_compile(&c->s, out, &err);
     }
     if (st == TD_OK) return TD_OK;
-    if (st == TD_NO_MEMORY) return no_memory(e);
+    if (st == TD_NO_MEMORY) return td_api_no_memory(e);
     bool tool = strncmp(err.text, "tool ", 5) == 0 || !s->param || p->force != TD_CALLS_AUTO;
     const char *param = tool ? "tools" : s->param;
     return td_api_refuse(e, 400, st == TD_UNSUPPORTED ? "unsupported_value" : NULL, param, "%s: %s",

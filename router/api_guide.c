@@ -6,10 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static td_status no_memory(struct td_api_error *e) {
-    return td_api_refuse(e, 503, NULL, NULL, "out of memory");
-}
-
 /* A key of logit_bias: an id in decimal. */
 static bool is_id(const char *key, int32_t vocab, int32_t *ret) {
     char *end;
@@ -51,7 +47,7 @@ static td_status read_bias(const struct td_fields *f, int32_t vocab, struct td_g
 static td_status read_prompt(const struct td_ids *prompt, int32_t vocab, struct td_guide *g,
                              int32_t *ids, struct td_api_error *e) {
     uint8_t *seen = calloc((size_t)vocab, 1);
-    if (!seen) return no_memory(e);
+    if (!seen) return td_api_no_memory(e);
     for (size_t i = 0; i < prompt->n; i++)
         seen[prompt->ids[i]] = 1;
     for (int32_t id = 0; id < vocab; id++)
@@ -84,7 +80,7 @@ td_status td_api_guide_make(const json_t *root, struct td_api_params *p,
     }
     if (n + most == 0) return TD_OK;
     int32_t *ids = ret->memory = malloc(n * sizeof(float) + (n + most) * sizeof *ids);
-    if (!ids) return no_memory(e);
+    if (!ids) return td_api_no_memory(e);
     if (n) TD_TRY(read_bias(&f, vocab, &ret->guide, ids, (float *)(ids + n + most)));
     if (most) TD_TRY(read_prompt(prompt, vocab, &ret->guide, ids + n, e));
     p->sampling.guide = &ret->guide;

@@ -22,7 +22,7 @@ void *td_api_chat_own(struct td_api_chat *c, void *p, struct td_api_error *e) {
         }
     }
     if (!p) {
-        (void)td_api_refuse(e, 503, NULL, NULL, "out of memory");
+        (void)td_api_no_memory(e);
         return NULL;
     }
     c->owned[c->n_owned++] = p;
@@ -83,7 +83,7 @@ static td_status join_parts(const struct td_fields *f, const json_t *parts, stru
         if (i > 0) td_bytes_add(&joined, "\n\n", 2);
         if (st == TD_OK) td_bytes_add(&joined, text, n);
     }
-    if (st == TD_OK && joined.failed) st = td_api_refuse(f->e, 503, NULL, NULL, "out of memory");
+    if (st == TD_OK && joined.failed) st = td_api_no_memory(f->e);
     if (st != TD_OK) {
         td_bytes_free(&joined);
         return st;
@@ -277,7 +277,7 @@ static td_status check_calls(const struct td_api_chat *c, struct td_api_error *e
     for (size_t i = 0; i < c->n; i++)
         if (c->m[i].n_calls > most) most = c->m[i].n_calls;
     struct td_chat_text *ids = calloc(most, sizeof *ids);
-    if (!ids) return td_api_refuse(e, 503, NULL, NULL, "out of memory");
+    if (!ids) return td_api_no_memory(e);
     td_status st = check_results(c, ids, e);
     free(ids);
     return st;
@@ -315,7 +315,7 @@ td_status td_api_chat_read(const json_t *root, const struct td_api_params *p,
     size_t n = json_array_size(list);
     if (n == 0) return td_field_wrong(&f, "messages", "an array of at least one message");
     ret->m = calloc(n + 1, sizeof *ret->m);
-    if (!ret->m) return td_api_refuse(e, 503, NULL, NULL, "out of memory");
+    if (!ret->m) return td_api_no_memory(e);
     for (; ret->n < n; ret->n++) {
         const json_t *v = json_array_get(list, ret->n);
         snprintf(path, sizeof path, "messages[%zu]", ret->n);

@@ -44,7 +44,7 @@ void td_prompts_free(struct td_prompts *p) {
 struct td_ids *td_prompts_add(struct td_prompts *p, struct td_api_error *e) {
     struct td_prompt *grown = realloc(p->p, (p->n + 1) * sizeof *grown);
     if (!grown) {
-        (void)td_api_refuse(e, 503, NULL, NULL, "out of memory");
+        (void)td_api_no_memory(e);
         return NULL;
     }
     p->p = grown;
@@ -64,7 +64,7 @@ static td_status take_ids(const json_t *list, const char *path, const struct td_
                           struct td_ids *out, struct td_api_error *e) {
     size_t n = json_array_size(list);
     int32_t size = td_tokenizer_size(chat->t);
-    if (td_ids_reserve(out, n) != TD_OK) return td_api_refuse(e, 503, NULL, NULL, "out of memory");
+    if (td_ids_reserve(out, n) != TD_OK) return td_api_no_memory(e);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(list, i);
         char found[40];
@@ -80,8 +80,7 @@ static td_status take_ids(const json_t *list, const char *path, const struct td_
 static td_status take_text(const json_t *text, const char *path, const struct td_chat *chat,
                            struct td_ids *out, struct td_api_error *e) {
     struct td_error err;
-    if (chat->bos >= 0 && td_ids_push(out, chat->bos) != TD_OK)
-        return td_api_refuse(e, 503, NULL, NULL, "out of memory");
+    if (chat->bos >= 0 && td_ids_push(out, chat->bos) != TD_OK) return td_api_no_memory(e);
     if (td_tokenizer_encode(chat->t, json_string_value(text), json_string_length(text), out,
                             &err) != TD_OK)
         return internal(e, &err);

@@ -1,5 +1,6 @@
 /* See api_responses.h. */
 #include "router/api_responses.h"
+#include "router/json_build.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,26 +65,12 @@ void td_responses_free(struct td_responses *r) {
     free(r);
 }
 
-static td_status no_memory(struct td_api_error *e) {
-    return td_api_refuse(e, 503, NULL, NULL, "out of memory");
-}
-
-/* Takes `v` over. */
-static td_status put(json_t *object, const char *key, json_t *v, struct td_api_error *e) {
-    return json_object_set_new(object, key, v) == 0 ? TD_OK : no_memory(e);
-}
-
-static td_status copy(const struct td_fields *f, const char *from, json_t *out, const char *to) {
-    const json_t *v = td_field(f, from);
-    return v ? put(out, to, json_deep_copy(v), f->e) : TD_OK;
-}
-
 /* ---- the conversation ---- */
 
 static td_status add_stored(const char *text, size_t n, const char *key, json_t *messages,
                             struct td_api_error *e) {
     json_t *v = json_loadb(text, n, JSON_ALLOW_NUL, NULL);
-    if (!v) return no_memory(e);
+    if (!v) return td_api_no_memory(e);
     td_status st = td_response_items_read(key ? json_object_get(v, key) : v, messages, e);
     json_decref(v);
     return st;
@@ -96,7 +83,7 @@ static td_status add_history(const struct td_responses *r, json_t *messages,
     for (const struct td_stored *s = r->previous; s; s = s->previous)
         n++;
     const struct td_stored **all = malloc((n + 1) * sizeof *all);
-    if (!all) return no_memory(e);
+    if (!all) return td_api_no_memory(e);
     size_t at = n;
     for (const struct td_stored *s = r->previous; s; s = s->previous)
         all[--at] = s;
@@ -142,19 +129,19 @@ static td_status read_input(const struct td_fields *f, const char *id, struct td
     const char *instructions = NULL;
     size_t n = 0;
     json_t *messages = json_array(), *items = NULL;
-    TD_TRY(put(chat, "messages", messages, f->e));
+    TD_TRY(td_build_put(chat, "messages", messages, f->e));
     TD_TRY(td_field_str(f, "instructions", &instructions, &n));
     if (instructions &&
         json_array_append_new(messages, json_pack("{s:s, s:o}", "role", "system", "content",
                                                   json_stringn(instructions, n))) != 0)
-        return no_memory(f->e);
+        return td_api_no_memory(f->e);
     TD_TRY(add_history(r, messages, f->e));
     TD_TRY(td_response_items_make(f, "input", id, &items));
     td_status st = td_response_items_read(items, messages, f->e);
     if (st == TD_OK && r->store) {
         r->input = json_dumps(items, JSON_COMPACT);
         r->input_n = r->input ? strlen(r->input) : 0;
-        if (!r->input) st = no_memory(f->e);
+        if (!r->input) st = td_api_no_memory(f->e);
     }
     json_decref(items);
     return st;
@@ -185,34 +172,24 @@ static td_status read_tool(const json_t *v, size_t i, json_t *out, struct td_api
     TD_TRY(td_fields_known(&f, known, NULL));
     json_t *function = json_object();
     json_t *tool = json_pack("{s:s, s:o}", "type", "function", "function", function);
-    if (json_array_append_new(out, tool) != 0) return no_memory(e);
+    if (json_array_append_new(out, tool) != 0) return td_api_no_memory(e);
     for (size_t k = 0; k < sizeof same / sizeof same[0]; k++)
-        TD_TRY(copy(&f, same[k], function, same[k]));
-    return TD_OK;
-}
-
-static td_status read_tools(const struct td_fields *f, json_t *chat) {
-    const json_t *list = NULL;
-    TD_TRY(td_field_array(f, "tools", &list));
-    if (!list) return TD_OK;
-    json_t *out = json_array();
-    TD_TRY(put(chat, "tools", out, f->e));
-    for (size_t i = 0; i < json_array_size(list); i++)
-        TD_TRY(read_tool(json_array_get(list, i), i, out, f->e));
+        TD_TRY(td_build_copy(&f, same[k], function, same[k]));
     return TD_OK;
 }
 
 /* A word, or one function by its name, which the chat's form has one level deeper. */
 static td_status read_choice(const struct td_fields *f, json_t *chat) {
     const json_t *v = td_field(f, "tool_choice");
-    if (!json_is_object(v)) return copy(f, "tool_choice", chat, "tool_choice");
+    if (!json_is_object(v)) return td_build_copy(f, "tool_choice", chat, "tool_choice");
     const char *type = json_string_value(json_object_get(v, "type"));
     json_t *name = json_object_get(v, "name");
     if (!type || strcmp(type, "function") != 0 || !json_is_string(name))
         return td_field_wrong(f, "tool_choice",
                               "none, auto, required or {\"type\": \"function\", \"name\": ...}");
-    return put(chat, "tool_choice",
-               json_pack("{s:s, s:{s:O}}", "type", "function", "function", "name", name), f->e);
+    return td_build_put(chat, "tool_choice",
+                        json_pack("{s:s, s:{s:O}}", "type", "function", "function", "name", name),
+                        f->e);
 }
 
 /* ---- reasoning, format, the rest ---- */
@@ -231,7 +208,7 @@ static td_status read_reasoning(const struct td_fields *f, struct td_responses *
     struct td_fields o = {v, "reasoning.", f->e};
     TD_TRY(td_fields_known(&o, known, NULL));
     r->summary = td_field(&o, "summary") || td_field(&o, "generate_summary");
-    return copy(&o, "effort", chat, "reasoning_effort");
+    return td_build_copy(&o, "effort", chat, "reasoning_effort");
 }
 
 static td_status read_text(const struct td_fields *f, json_t *chat) {
@@ -252,13 +229,14 @@ static td_status read_text(const struct td_fields *f, json_t *chat) {
     struct td_fields g = {format, "text.format.", f->e};
     const char *type = json_string_value(td_field(&g, "type"));
     if (!type || strcmp(type, "json_schema") != 0)
-        return put(chat, "response_format", json_deep_copy(format), f->e);
+        return td_build_put(chat, "response_format", json_deep_copy(format), f->e);
     TD_TRY(td_fields_known(&g, schema_params, NULL));
     json_t *schema = json_object();
-    TD_TRY(put(chat, "response_format",
-               json_pack("{s:s, s:o}", "type", "json_schema", "json_schema", schema), f->e));
+    TD_TRY(td_build_put(chat, "response_format",
+                        json_pack("{s:s, s:o}", "type", "json_schema", "json_schema", schema),
+                        f->e));
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++)
-        TD_TRY(copy(&g, same[i], schema, same[i]));
+        TD_TRY(td_build_copy(&g, same[i], schema, same[i]));
     return TD_OK;
 }
 
@@ -277,13 +255,13 @@ static td_status read_include(const struct td_fields *f, json_t *chat) {
                                  "reasoning.encrypted_content, found %.60s",
                                  i, word ? word : "no string");
     }
-    if (logprobs) TD_TRY(put(chat, "logprobs", json_true(), f->e));
+    if (logprobs) TD_TRY(td_build_put(chat, "logprobs", json_true(), f->e));
     const json_t *top = td_field(f, "top_logprobs");
     if (top && !logprobs && !(json_is_integer(top) && json_integer_value(top) == 0))
         return td_api_refuse(f->e, 400, NULL, "top_logprobs",
                              "top_logprobs: expected include to hold "
                              "message.output_text.logprobs, found it does not");
-    return logprobs ? copy(f, "top_logprobs", chat, "top_logprobs") : TD_OK;
+    return logprobs ? td_build_copy(f, "top_logprobs", chat, "top_logprobs") : TD_OK;
 }
 
 static td_status check_metadata(const struct td_fields *f) {
@@ -326,7 +304,7 @@ static td_status read_rest(const struct td_fields *f, json_t *chat) {
     static const struct td_param options[] = {{"include_obfuscation", TD_PARAM_FALSE, NULL}, {0}};
     const json_t *v = NULL;
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++)
-        TD_TRY(copy(f, same[i].from, chat, same[i].to));
+        TD_TRY(td_build_copy(f, same[i].from, chat, same[i].to));
     TD_TRY(td_field_object(f, "stream_options", &v));
     struct td_fields o = {v, "stream_options.", f->e};
     if (v) TD_TRY(td_fields_known(&o, options, NULL));
@@ -340,12 +318,12 @@ td_status td_api_responses_read(const json_t *root, struct td_response_store *st
     TD_TRY(td_fields_known(&f, request_params, NULL));
     struct td_responses *r = *ret = calloc(1, sizeof *r);
     json_t *chat = json_object();
-    td_status st = r && chat ? TD_OK : no_memory(e);
+    td_status st = r && chat ? TD_OK : td_api_no_memory(e);
     if (st == TD_OK) st = read_rest(&f, chat);
     if (st == TD_OK) st = read_store(&f, store, r);
     if (st == TD_OK) st = find_previous(&f, store, r);
     if (st == TD_OK) st = read_input(&f, id, r, chat);
-    if (st == TD_OK) st = read_tools(&f, chat);
+    if (st == TD_OK) st = td_build_list(&f, "tools", chat, "tools", read_tool);
     if (st == TD_OK) st = read_choice(&f, chat);
     if (st == TD_OK) st = read_reasoning(&f, r, chat);
     if (st == TD_OK) st = read_text(&f, chat);
@@ -396,7 +374,7 @@ td_status td_api_responses_echo(struct td_responses *r, const json_t *root,
     if (!bad) bad |= json_object_set_new(out, "store", json_boolean(r->store != NULL));
     char *text = bad ? NULL : json_dumps(out, JSON_COMPACT);
     json_decref(out);
-    if (!text) return no_memory(e);
+    if (!text) return td_api_no_memory(e);
     td_json_raw(&r->echo, text + 1, strlen(text) - 2);
     free(text);
     r->echo.comma = true;
@@ -404,7 +382,7 @@ td_status td_api_responses_echo(struct td_responses *r, const json_t *root,
     td_json_num(&r->echo, (double)p->sampling.temperature);
     td_json_key(&r->echo, "top_p");
     td_json_num(&r->echo, (double)p->sampling.top_p);
-    return r->echo.failed ? no_memory(e) : TD_OK;
+    return r->echo.failed ? td_api_no_memory(e) : TD_OK;
 }
 
 /* ---- errors ---- */

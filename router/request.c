@@ -119,7 +119,7 @@ static void refuse(struct td_request *r, const struct td_api_error *e,
 /* ---- preparation, in the thread pool ---- */
 
 static void set_out_of_memory(struct td_api_error *e) {
-    (void)td_api_refuse(e, 503, NULL, NULL, "out of memory");
+    (void)td_api_no_memory(e);
     e->retry_after_s = 1;
 }
 

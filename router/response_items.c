@@ -5,21 +5,9 @@
 
 #include "common/text/bytes.h"
 #include "router/api_responses.h"
+#include "router/json_build.h"
 
 enum { PATH_BYTES = 80 };
-
-static td_status no_memory(struct td_api_error *e) {
-    return td_api_refuse(e, 503, NULL, NULL, "out of memory");
-}
-
-/* Takes `v` over. */
-static td_status put(json_t *object, const char *key, json_t *v, struct td_api_error *e) {
-    return json_object_set_new(object, key, v) == 0 ? TD_OK : no_memory(e);
-}
-
-static td_status append(json_t *array, json_t *v, struct td_api_error *e) {
-    return json_array_append_new(array, v) == 0 ? TD_OK : no_memory(e);
-}
 
 /* ---- items of their own ---- */
 
@@ -37,23 +25,23 @@ static td_status make_item(const json_t *v, size_t i, const char *id, json_t *ou
         return td_api_refuse(e, 400, NULL, path, "%s: expected an object, found %s", path,
                              td_request_found(v, found));
     json_t *item = json_copy((json_t *)(uintptr_t)v);
-    TD_TRY(append(out, item, e));
+    TD_TRY(td_build_append(out, item, e));
     if (!json_is_string(json_object_get(item, "type"))) {
         if (json_object_get(item, "type") && !json_is_null(json_object_get(item, "type")))
             return TD_OK; /* refused where it is read */
-        TD_TRY(put(item, "type", json_string("message"), e));
+        TD_TRY(td_build_put(item, "type", json_string("message"), e));
     }
     if (!json_is_string(json_object_get(item, "id"))) {
         snprintf(own, sizeof own, "item_%s_%zu", id, i);
-        TD_TRY(put(item, "id", json_string(own), e));
+        TD_TRY(td_build_put(item, "id", json_string(own), e));
     }
     const json_t *content = json_object_get(item, "content");
     if (!json_is_string(content)) return TD_OK;
     const char *role = json_string_value(json_object_get(item, "role"));
     bool assistant = role && strcmp(role, "assistant") == 0;
     json_t *parts = json_array();
-    TD_TRY(append(parts, part(assistant ? "output_text" : "input_text", content), e));
-    return put(item, "content", parts, e);
+    TD_TRY(td_build_append(parts, part(assistant ? "output_text" : "input_text", content), e));
+    return td_build_put(item, "content", parts, e);
 }
 
 td_status td_response_items_make(const struct td_fields *f, const char *name, const char *id,
@@ -62,11 +50,11 @@ td_status td_response_items_make(const struct td_fields *f, const char *name, co
     if (!json_is_string(input) && !json_is_array(input))
         return td_field_wrong(f, name, "a string or an array of items");
     json_t *out = json_array(), *message = NULL;
-    td_status st = out ? TD_OK : no_memory(f->e);
+    td_status st = out ? TD_OK : td_api_no_memory(f->e);
     if (st == TD_OK && json_is_string(input)) {
         message = json_pack("{s:s, s:s, s:O}", "type", "message", "role", "user", "content",
                             (json_t *)(uintptr_t)input);
-        st = message ? make_item(message, 0, id, out, f->e) : no_memory(f->e);
+        st = message ? make_item(message, 0, id, out, f->e) : td_api_no_memory(f->e);
     }
     for (size_t i = 0; st == TD_OK && i < json_array_size(input); i++)
         st = make_item(json_array_get(input, i), i, id, out, f->e);
@@ -89,7 +77,7 @@ struct turns {
 static td_status open_turn(struct turns *t, bool fresh, struct td_api_error *e) {
     if (t->open && !fresh) return TD_OK;
     t->open = json_pack("{s:s, s:s}", "role", "assistant", "content", "");
-    return append(t->out, t->open, e);
+    return td_build_append(t->out, t->open, e);
 }
 
 static bool has_text(const struct turns *t, const char *key) {
@@ -147,7 +135,7 @@ static td_status read_parts(const struct td_fields *f, const char *name, const c
             TD_TRY(need_text(&p, "text", &text, &n));
         }
         if (other) {
-            TD_TRY(append(
+            TD_TRY(td_build_append(
                 other,
                 known ? json_pack("{s:s, s:o}", "type", "text", "text", json_stringn(text, n))
                       : json_pack("{s:s}", "type", type),
@@ -157,7 +145,7 @@ static td_status read_parts(const struct td_fields *f, const char *name, const c
         if (out->n > 0) td_bytes_add(out, "\n\n", 2);
         td_bytes_add(out, text, n);
     }
-    return out && out->failed ? no_memory(f->e) : TD_OK;
+    return out && out->failed ? td_api_no_memory(f->e) : TD_OK;
 }
 
 static json_t *string_of(const struct td_bytes *b) {
@@ -186,11 +174,11 @@ static td_status add_message(struct turns *t, const struct td_fields *f) {
     td_status st = read_parts(f, "content", "input_text|output_text|text", NULL, &text);
     if (st == TD_OK && assistant) {
         st = open_turn(t, has_text(t, "content") || has_calls(t), f->e);
-        if (st == TD_OK) st = put(t->open, "content", string_of(&text), f->e);
+        if (st == TD_OK) st = td_build_put(t->open, "content", string_of(&text), f->e);
     } else if (st == TD_OK) {
         t->open = NULL;
-        st = append(t->out, json_pack("{s:s, s:o}", "role", role, "content", string_of(&text)),
-                    f->e);
+        st = td_build_append(
+            t->out, json_pack("{s:s, s:o}", "role", role, "content", string_of(&text)), f->e);
     }
     td_bytes_free(&text);
     return st;
@@ -218,7 +206,7 @@ static td_status add_reasoning(struct turns *t, const struct td_fields *f) {
     if (st == TD_OK && text.n > 0) {
         st = open_turn(
             t, has_text(t, "reasoning_content") || has_text(t, "content") || has_calls(t), f->e);
-        if (st == TD_OK) st = put(t->open, "reasoning_content", string_of(&text), f->e);
+        if (st == TD_OK) st = td_build_put(t->open, "reasoning_content", string_of(&text), f->e);
     }
     td_bytes_free(&text);
     return st;
@@ -238,12 +226,13 @@ static td_status add_call(struct turns *t, const struct td_fields *f) {
     TD_TRY(need_text(f, "name", &name, &name_n));
     TD_TRY(need_text(f, "arguments", &arguments, &arguments_n));
     TD_TRY(open_turn(t, false, f->e));
-    if (!has_calls(t)) TD_TRY(put(t->open, "tool_calls", json_array(), f->e));
-    return append(json_object_get(t->open, "tool_calls"),
-                  json_pack("{s:o, s:s, s:{s:o, s:o}}", "id", json_stringn(id, id_n), "type",
-                            "function", "function", "name", json_stringn(name, name_n), "arguments",
-                            json_stringn(arguments, arguments_n)),
-                  f->e);
+    if (!has_calls(t)) TD_TRY(td_build_put(t->open, "tool_calls", json_array(), f->e));
+    return td_build_append(json_object_get(t->open, "tool_calls"),
+                           json_pack("{s:o, s:s, s:{s:o, s:o}}", "id", json_stringn(id, id_n),
+                                     "type", "function", "function", "name",
+                                     json_stringn(name, name_n), "arguments",
+                                     json_stringn(arguments, arguments_n)),
+                           f->e);
 }
 
 static td_status add_result(struct turns *t, const struct td_fields *f) {
@@ -264,15 +253,15 @@ static td_status add_result(struct turns *t, const struct td_fields *f) {
     if (!json_is_string(output) && !json_is_array(output))
         return td_field_wrong(f, "output", "a string or an array of parts");
     json_t *parts = json_is_array(output) ? json_array() : json_deep_copy(output);
-    td_status st = parts ? TD_OK : no_memory(f->e);
+    td_status st = parts ? TD_OK : td_api_no_memory(f->e);
     if (st == TD_OK && json_is_array(output))
         st = read_parts(f, "output", "input_text", parts, NULL);
     t->open = NULL;
     if (st == TD_OK)
-        return append(t->out,
-                      json_pack("{s:s, s:o, s:o}", "role", "tool", "tool_call_id",
-                                json_stringn(id, n), "content", parts),
-                      f->e);
+        return td_build_append(t->out,
+                               json_pack("{s:s, s:o, s:o}", "role", "tool", "tool_call_id",
+                                         json_stringn(id, n), "content", parts),
+                               f->e);
     json_decref(parts);
     return st;
 }

@@ -8,7 +8,7 @@
 void td_api_send(struct td_serve *s, struct td_http_conn *c, int status, const char *type) {
     if (s->scratch.failed) {
         struct td_api_error e;
-        (void)td_api_refuse(&e, 503, NULL, NULL, "out of memory");
+        (void)td_api_no_memory(&e);
         td_api_error_reply(c, &e, &s->scratch);
         return;
     }

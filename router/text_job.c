@@ -51,7 +51,7 @@ static td_status text_ids(const struct td_fields *f, const struct td_serve *s, s
     TD_TRY(td_field_str(f, "prompt", &text, &n));
     if (!text) return td_field_wrong(f, "prompt", "a string, or messages");
     if (special && s->chat.bos >= 0 && td_ids_push(ids, s->chat.bos) != TD_OK)
-        return td_api_refuse(f->e, 503, NULL, NULL, "out of memory");
+        return td_api_no_memory(f->e);
     if (td_tokenizer_encode(s->tokenizer, text, n, ids, &err) == TD_OK) return TD_OK;
     return td_api_refuse(f->e, err.status == TD_TOO_LONG ? 400 : 503, NULL, "prompt", "%s",
                          err.text);
@@ -146,8 +146,7 @@ static void work(uv_work_t *w) {
     json_t *root = NULL;
     td_status st = td_request_parse(j->body, j->body_n, &root, &j->error);
     if (st == TD_OK) st = j->answer(j, root);
-    if (j->error.status == 0 && (st != TD_OK || j->out.failed))
-        (void)td_api_refuse(&j->error, 503, NULL, NULL, "out of memory");
+    if (j->error.status == 0 && (st != TD_OK || j->out.failed)) (void)td_api_no_memory(&j->error);
     json_decref(root);
     free(j->body);
     j->body = NULL;
@@ -211,7 +210,7 @@ static void start(struct td_serve *s, struct td_http_conn *c,
     td_http_set_owner(c, &j->owner);
     s->n_text_jobs++;
     if (uv_queue_work(s->loop, &j->work, work, worked) != 0) {
-        (void)td_api_refuse(&j->error, 503, NULL, NULL, "out of memory");
+        (void)td_api_no_memory(&j->error);
         worked(&j->work, 0);
     }
 }
