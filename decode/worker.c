@@ -121,25 +121,13 @@ void td_decode_feed(struct td_decode_worker *w, struct td_decode_event *ev) {
 
 /* ---- events of the host ---- */
 
-/* What the message lends, until FREE_IDS and FREE_GUIDE. */
-static td_status keep_lent(struct td_msg_admit *m, struct td_error *err) {
-    TD_TRY(td_guide_take(&m->sampling, err));
-    if (!m->ids) return TD_OK;
-    int32_t *ids = malloc(m->n_prompt * sizeof *ids);
-    if (!ids) {
-        td_guide_give(m->sampling.guide);
-        return td_fail(err, TD_NO_MEMORY, "no memory for %u ids", m->n_prompt);
-    }
-    memcpy(ids, m->ids, m->n_prompt * sizeof *ids);
-    m->ids = ids;
-    return TD_OK;
-}
-
 static void on_message(void *user, const struct td_msg *m) {
     struct td_decode_worker *w = user;
     struct td_msg copy = *m;
     struct td_error err;
-    td_status st = m->type == TD_MSG_ADMIT ? keep_lent(&copy.admit, &err) : TD_OK;
+    td_status st = TD_OK;
+    if (m->type == TD_MSG_ADMIT) /* what it lends, until FREE_IDS and FREE_GUIDE */
+        st = td_guide_take_prompt(&copy.admit.sampling, &copy.admit.ids, m->admit.n_prompt, &err);
     if (st != TD_OK) {
         struct td_msg r = {.type = TD_MSG_ADMIT_REPLY};
         r.admit_reply.key = m->admit.key;

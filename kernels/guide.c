@@ -41,6 +41,20 @@ td_status td_guide_take(struct td_sampling *s, struct td_error *err) {
     return TD_OK;
 }
 
+td_status td_guide_take_prompt(struct td_sampling *s, const int32_t **ids, uint32_t n,
+                               struct td_error *err) {
+    TD_TRY(td_guide_take(s, err));
+    if (!*ids) return TD_OK;
+    int32_t *copy = malloc(n * sizeof *copy);
+    if (!copy) {
+        td_guide_give(s->guide);
+        return td_fail(err, TD_NO_MEMORY, "no memory for %u ids", n);
+    }
+    memcpy(copy, *ids, n * sizeof *copy);
+    *ids = copy;
+    return TD_OK;
+}
+
 void td_guide_give(const struct td_guide *g) {
     free((struct td_guide *)(uintptr_t)g);
 }

@@ -104,24 +104,14 @@ void td_prefill_feed(struct td_prefill_worker *w, struct td_prefill_event *ev) {
 
 /* ---- events of the host ---- */
 
-/* What the message lends, until FREE_IDS. */
-static td_status keep_lent(struct td_msg_prefill *m, struct td_error *err) {
-    TD_TRY(td_guide_take(&m->sampling, err));
-    int32_t *ids = malloc(m->n_prompt * sizeof *ids);
-    if (!ids) {
-        td_guide_give(m->sampling.guide);
-        return td_fail(err, TD_NO_MEMORY, "no memory for %u ids", m->n_prompt);
-    }
-    memcpy(ids, m->ids, m->n_prompt * sizeof *ids);
-    m->ids = ids;
-    return TD_OK;
-}
-
 static void on_message(void *user, const struct td_msg *m) {
     struct td_prefill_worker *w = user;
     struct td_msg copy = *m;
     struct td_error err;
-    td_status st = m->type == TD_MSG_PREFILL ? keep_lent(&copy.prefill, &err) : TD_OK;
+    td_status st = TD_OK;
+    if (m->type == TD_MSG_PREFILL) /* what it lends, until FREE_IDS */
+        st = td_guide_take_prompt(&copy.prefill.sampling, &copy.prefill.ids, m->prefill.n_prompt,
+                                  &err);
     if (st != TD_OK) {
         struct td_msg r = {.type = TD_MSG_FAILED};
         r.failed.key = m->prefill.key;

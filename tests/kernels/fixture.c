@@ -19,6 +19,15 @@ int td_test_seed(void **state) {
 }
 
 /* splitmix64 */
+bool td_test_has(const struct td_backend *b) {
+    struct td_device d = {0};
+    struct td_error err;
+    td_status st = b->open(&d, 0, &err);
+    if (d.backend) d.backend->close(&d);
+    if (st != TD_OK) printf("skipped: %s\n", err.text);
+    return st == TD_OK;
+}
+
 uint64_t td_test_next(void) {
     uint64_t z = (rng += 0x9e3779b97f4a7c15u);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;

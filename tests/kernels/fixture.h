@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "kernels/device.h"
 #include "kernels/ops.h"
 
 /* Seeds the generator from TANDEM_TEST_SEED or the clock and prints it; a cmocka group setup. */
@@ -19,6 +20,9 @@ int td_test_seed(void **state);
 uint64_t td_test_next(void);
 uint32_t td_test_below(uint32_t n); /* 0..n-1 */
 float td_test_uniform(float lo, float hi);
+
+/* Can device 0 of this kind be opened? When not, prints "skipped: " and why. */
+bool td_test_has(const struct td_backend *b);
 
 /* Fresh arrays; freed by the caller. `td_test_poison` fills with a NaN pattern, so that an output
  * left unwritten is seen. */
