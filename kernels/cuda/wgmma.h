@@ -37,39 +37,34 @@ static inline void td_wgmma_dots(float c[32], const uint16_t *a, const uint16_t 
             c[i] += td_bf16_to_f32(a[td_tile_at(row, j)]) * td_bf16_to_f32(b[td_tile_at(col, j)]);
     }
 }
+/* c += a b: a is 16 columns in registers, c [n] this thread's sums, at(j, col) what stands in row j
+ * of the 16 of b. */
+template <typename F>
+static inline void td_wgmma_emulate(float *c, uint32_t n, const uint32_t a[4], F at) {
+    struct {
+        uint32_t v[4];
+    } mine = {{a[0], a[1], a[2], a[3]}}, all[32];
+    uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    td_emulate_exchange(&mine, sizeof mine, all);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t col = i / 4 * 8 + 2 * t + i % 2;
+        for (uint32_t j = 0; j < 16; j++) {
+            uint32_t pair = all[g * 4 + j % 8 / 2].v[i / 2 % 2 + j / 8 * 2];
+            c[i] += td_bf16_to_f32((uint16_t)(pair >> j % 2 * 16)) * td_bf16_to_f32(at(j, col));
+        }
+    }
+}
 /* c += a b, 64 x 256: a is 16 columns in registers, b rows k .. k + 15 of four tiles `next` values
  * apart. */
 static inline void td_wgmma_sums(float c[128], const uint32_t a[4], const uint16_t *b, uint32_t k,
                                  uint32_t next) {
-    struct {
-        uint32_t v[4];
-    } mine = {{a[0], a[1], a[2], a[3]}}, all[32];
-    uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    td_emulate_exchange(&mine, sizeof mine, all);
-    for (uint32_t i = 0; i < 128; i++) {
-        uint32_t col = i / 4 * 8 + 2 * t + i % 2;
-        for (uint32_t j = 0; j < 16; j++) {
-            uint32_t pair = all[g * 4 + j % 8 / 2].v[i / 2 % 2 + j / 8 * 2];
-            c[i] += td_bf16_to_f32((uint16_t)(pair >> j % 2 * 16)) *
-                    td_bf16_to_f32(b[col / 64 * next + td_tile_at(k + j, col % 64)]);
-        }
-    }
+    td_wgmma_emulate(c, 128, a, [=](uint32_t j, uint32_t col) {
+        return b[col / 64 * next + td_tile_at(k + j, col % 64)];
+    });
 }
 /* c += a b^T, 64 x 64: a is 16 columns in registers, b 16 values k .. k + 15 of 64 rows. */
 static inline void td_wgmma_rows(float c[32], const uint32_t a[4], const uint16_t *b, uint32_t k) {
-    struct {
-        uint32_t v[4];
-    } mine = {{a[0], a[1], a[2], a[3]}}, all[32];
-    uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    td_emulate_exchange(&mine, sizeof mine, all);
-    for (uint32_t i = 0; i < 32; i++) {
-        uint32_t col = i / 4 * 8 + 2 * t + i % 2;
-        for (uint32_t j = 0; j < 16; j++) {
-            uint32_t pair = all[g * 4 + j % 8 / 2].v[i / 2 % 2 + j / 8 * 2];
-            c[i] += td_bf16_to_f32((uint16_t)(pair >> j % 2 * 16)) *
-                    td_bf16_to_f32(b[td_tile_at(col, k + j)]);
-        }
-    }
+    td_wgmma_emulate(c, 32, a, [=](uint32_t j, uint32_t col) { return b[td_tile_at(col, k + j)]; });
 }
 static inline void td_wgmma_commit(void) {
 }
