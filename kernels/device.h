@@ -19,11 +19,18 @@ struct td_kv_move;
 struct td_ops;
 struct td_random;
 struct td_recording;
+struct td_team;
 
-/* The first argument of every op. `backend` and `state` are the device's; the rest is the CPU's. */
+enum { TD_MAX_RANKS = 8 }; /* of one worker */
+
+/* The first argument of every op. `backend`, `state` and `comm` are the device's; of a rank `team`,
+ * `rank` and `ranks` are set before join; the rest is the CPU's. */
 struct td_device {
     const struct td_backend *backend;
     void *state;
+    struct td_team *team; /* NULL: a worker of one device */
+    uint32_t rank, ranks;
+    void *comm;
     size_t taken; /* bytes of device memory so far */
     bool sealed;  /* nothing may be taken any more */
     struct td_threads *threads;
@@ -58,6 +65,27 @@ struct td_sums {
     uint64_t bytes[TD_SUM_STRETCHES];      /* multiples of 4 */
     uint32_t n;
     uint64_t *share; /* [n][TD_SUM_SHARES], device memory */
+};
+
+/* ---- what the ranks of a worker tell each other inside a step ----
+ * Every rank queues the same calls with the same numbers in the same order, each with buffers of its
+ * own device. A result has the same bits on every rank. */
+
+/* y[i] = the ranks' x[i], + add[i] where `add` is not NULL. Ranks are added as a binary tree: the
+ * lower half's sum + the upper half's, so that ranks of 2, 4 or 8 that have summed their own shards in
+ * that order give the bits of one rank that has them all. `bits`: no sum, but x or-ed as 32-bit words:
+ * of values that one rank has and all others hold as zeros. y is not x; y may be add. */
+struct td_all_reduce_args {
+    const float *x;   /* [n, dim] */
+    const float *add; /* [n, dim] or NULL */
+    float *y;         /* [n, dim] */
+    uint32_t n, dim;
+    bool bits;
+};
+/* Bytes at[r] .. at[r + 1] - 1 of every rank's buffer become those of rank r's; multiples of 4. */
+struct td_all_gather_args {
+    void *buffer;
+    size_t at[TD_MAX_RANKS + 1]; /* ascending */
 };
 
 struct td_backend {
@@ -101,6 +129,17 @@ struct td_backend {
                       uint32_t *ret_launches, struct td_error *err);
     void (*replay)(struct td_device *d, const struct td_recording *r);
     void (*forget)(struct td_device *d, struct td_recording *r); /* NULL is fine */
+
+    /* Ranks of one worker; NULL: this kind of device has none. join: from the thread of every rank, all
+     * at once, after open and before anything is sealed; `words` is the most 32-bit words that a
+     * collective's buffer has. The collectives are queued in the step lane and may be recorded. What
+     * went wrong shows at the next wait. */
+    td_status (*join)(struct td_device *d, size_t words, struct td_error *err);
+    void (*leave)(struct td_device *d); /* NULL comm is fine */
+    void (*all_reduce)(const struct td_device *d, const struct td_all_reduce_args *a);
+    void (*all_gather)(const struct td_device *d, const struct td_all_gather_args *a);
+    /* From any thread: who waits in a collective for a rank that will not come gives up. */
+    void (*break_off)(struct td_device *d);
 
     /* Mark number i (0, 1) of a lane is all that was queued there so far; until it is done. What went
      * wrong shows at the next wait. */
