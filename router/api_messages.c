@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/put.h"
 #include "common/text/bytes.h"
 
 enum { PATH_BYTES = 64, INNER_BYTES = PATH_BYTES + 32 };
@@ -318,11 +319,12 @@ td_status td_api_chat_read(const json_t *root, const struct td_api_params *p,
     if (!ret->m) return td_api_no_memory(e);
     for (; ret->n < n; ret->n++) {
         const json_t *v = json_array_get(list, ret->n);
-        snprintf(path, sizeof path, "messages[%zu]", ret->n);
+        char *end = td_put(td_put_u64(td_put(path, "messages["), ret->n), "]");
+        *end = 0;
         if (!json_is_object(v))
             return td_api_refuse(e, 400, NULL, path, "%s: expected an object, found %s", path,
                                  td_request_found(v, found));
-        snprintf(path, sizeof path, "messages[%zu].", ret->n);
+        *td_put(end, ".") = 0;
         TD_TRY(read_message(v, path, ret, &ret->m[ret->n], e));
     }
     TD_TRY(check_last(ret->m[n - 1].role, e));

@@ -4,6 +4,7 @@
 #define TD_ROUTER_HTTP_CONN_H
 
 #include <llhttp.h>
+#include <time.h>
 #include <uv.h>
 
 #include "common/base/list.h"
@@ -84,6 +85,8 @@ struct td_http_server {
     uint32_t n_conns;
     struct td_link conns, unsent;
     uint64_t statuses[TD_HTTP_STATUSES];
+    time_t date_s; /* which second `date` is of */
+    char date[40];
     llhttp_settings_t settings;
     char read_buf[TD_HTTP_READ_BYTES];
 };

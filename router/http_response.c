@@ -1,11 +1,11 @@
 /* Answers: status line and headers, whole bodies, streams, and the bounded queue of bytes that a
  * client has yet to take. A slow client costs its own queue only. */
 #include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "common/base/put.h"
 #include "router/http_conn.h"
 
 bool td_http_bytes_add(struct td_http_bytes *b, const char *p, size_t n, size_t limit) {
@@ -98,27 +98,38 @@ size_t td_http_queued(const struct td_http_conn *c) {
 void td_http_add_header(struct td_http_conn *c, const char *name, const char *value) {
     for (const unsigned char *p = (const unsigned char *)value; *p; p++)
         if (*p < 0x20 || *p == 0x7f) return;
-    size_t room = sizeof c->extra - c->extra_n;
-    int n = snprintf(c->extra + c->extra_n, room, "%s: %s\r\n", name, value);
-    if (n > 0 && (size_t)n < room) c->extra_n += (size_t)n;
+    size_t n = strlen(name) + strlen(value) + 4;
+    if (n > sizeof c->extra - c->extra_n) return;
+    char *at = td_put(td_put(c->extra + c->extra_n, name), ": ");
+    td_put(td_put(at, value), "\r\n");
+    c->extra_n += n;
+}
+
+/* Of the second that `s` wrote last. */
+static const char *date(struct td_http_server *s) {
+    time_t now = time(NULL);
+    struct tm tm;
+    if (now == s->date_s) return s->date;
+    s->date_s = now;
+    strftime(s->date, sizeof s->date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &tm));
+    return s->date;
 }
 
 static void write_head(struct td_http_conn *c, int status, const char *content_type,
                        const char *framing) {
-    char date[40], head[TD_HTTP_EXTRA_MAX + 512];
-    time_t now = time(NULL);
-    struct tm tm;
-    strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &tm));
+    char head[TD_HTTP_EXTRA_MAX + 512], *at = head;
     if (c->server->stopping) c->keep_alive = false;
     const char *connection = !c->keep_alive ? "Connection: close\r\n"
                              : c->http10    ? "Connection: keep-alive\r\n"
                                             : "";
-    int n = snprintf(head, sizeof head,
-                     "HTTP/1.1 %d %s\r\nDate: %s\r\nContent-Type: %s\r\n%s%s%.*s\r\n", status,
-                     llhttp_status_name((llhttp_status_t)status), date, content_type, framing,
-                     connection, (int)c->extra_n, c->extra);
-    assert(n > 0 && (size_t)n < sizeof head);
-    enqueue(c, head, (size_t)n);
+    const char *parts[] = {llhttp_status_name((llhttp_status_t)status), "\r\nDate: ", date(c->server),
+                           "\r\nContent-Type: ", content_type, "\r\n", framing, connection};
+    at = td_put(td_put_u64(td_put(at, "HTTP/1.1 "), (uint64_t)status), " ");
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        at = td_put(at, parts[i]);
+    at = td_put(td_put_bytes(at, c->extra, c->extra_n), "\r\n");
+    assert(at <= head + sizeof head);
+    enqueue(c, head, (size_t)(at - head));
     c->begun_answer = true;
     if (status < TD_HTTP_STATUSES) c->server->statuses[status]++;
 }
@@ -128,7 +139,7 @@ void td_http_reply(struct td_http_conn *c, int status, const char *content_type,
     char framing[48];
     if (c->state == TD_HTTP_CLOSING) return;
     assert(!c->begun_answer && c->state == TD_HTTP_HANDLING);
-    snprintf(framing, sizeof framing, "Content-Length: %zu\r\n", n);
+    *td_put(td_put_u64(td_put(framing, "Content-Length: "), n), "\r\n") = 0;
     write_head(c, status, content_type, framing);
     if (!c->head_only) enqueue_within(c, body, n, SIZE_MAX); /* it is whole: nothing follows */
     td_http_flush(c);

@@ -92,13 +92,14 @@ td_status td_field_u64(const struct td_fields *f, const char *name, uint64_t lo,
     char expected[80];
     const json_t *v = td_field(f, name);
     if (!v) return TD_OK;
+    json_int_t i = json_integer_value(v);
+    if (json_is_integer(v) && i >= 0 && (uint64_t)i >= lo && (uint64_t)i <= hi) {
+        *ret = (uint64_t)i;
+        return TD_OK;
+    }
     snprintf(expected, sizeof expected, "an integer from %llu to %llu", (unsigned long long)lo,
              (unsigned long long)hi);
-    if (!json_is_integer(v)) return td_field_wrong(f, name, expected);
-    json_int_t i = json_integer_value(v);
-    if (i < 0 || (uint64_t)i < lo || (uint64_t)i > hi) return td_field_wrong(f, name, expected);
-    *ret = (uint64_t)i;
-    return TD_OK;
+    return td_field_wrong(f, name, expected);
 }
 
 td_status td_field_num(const struct td_fields *f, const char *name, double lo, double hi,
@@ -106,12 +107,13 @@ td_status td_field_num(const struct td_fields *f, const char *name, double lo, d
     char expected[80];
     const json_t *v = td_field(f, name);
     if (!v) return TD_OK;
-    snprintf(expected, sizeof expected, "a number from %g to %g", lo, hi);
-    if (!json_is_number(v)) return td_field_wrong(f, name, expected);
     double d = json_number_value(v);
-    if (!isfinite(d) || d < lo || d > hi) return td_field_wrong(f, name, expected);
-    *ret = d;
-    return TD_OK;
+    if (json_is_number(v) && isfinite(d) && d >= lo && d <= hi) {
+        *ret = d;
+        return TD_OK;
+    }
+    snprintf(expected, sizeof expected, "a number from %g to %g", lo, hi);
+    return td_field_wrong(f, name, expected);
 }
 
 td_status td_field_str(const struct td_fields *f, const char *name, const char **ret,
@@ -191,14 +193,14 @@ td_status td_fields_known(const struct td_fields *f, const struct td_param *list
         char full[96], found[40];
         const struct td_param *p = find(list, key);
         if (!p && more) p = find(more, key);
+        if (p && asks_nothing(v, p)) continue;
         td_field_name(f, key, full);
         if (!p)
             return td_api_refuse(f->e, 400, "unknown_parameter", full, "unknown parameter '%s'",
                                  full);
-        if (!asks_nothing(v, p))
-            return td_api_refuse(f->e, 400, "unsupported_parameter", full,
-                                 "%s is not supported here (found %s)", full,
-                                 td_request_found(v, found));
+        return td_api_refuse(f->e, 400, "unsupported_parameter", full,
+                             "%s is not supported here (found %s)", full,
+                             td_request_found(v, found));
     }
     return TD_OK;
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/put.h"
 #include "common/text/unicode.h"
 
 void td_json_out_reset(struct td_json_out *w) {
@@ -92,7 +93,7 @@ static void escape(struct td_json_out *w, unsigned char c) {
         td_json_raw(w, "\\t", 2);
         break;
     default:
-        td_json_raw(w, buf, (size_t)snprintf(buf, sizeof buf, "\\u%04x", c));
+        td_json_raw(w, buf, (size_t)(td_put_hex(td_put(buf, "\\u"), c, 4) - buf));
     }
 }
 
@@ -131,18 +132,16 @@ void td_json_text(struct td_json_out *w, const char *s) {
 
 void td_json_u64(struct td_json_out *w, uint64_t v) {
     char buf[24];
-    size_t at = sizeof buf;
-    do
-        buf[--at] = (char)('0' + v % 10);
-    while (v /= 10);
     value(w);
-    td_json_raw(w, buf + at, sizeof buf - at);
+    td_json_raw(w, buf, (size_t)(td_put_u64(buf, v) - buf));
 }
 
 void td_json_i64(struct td_json_out *w, int64_t v) {
-    char buf[24];
+    char buf[24], *at = buf;
+    if (v < 0) *at++ = '-';
+    at = td_put_u64(at, v < 0 ? 0 - (uint64_t)v : (uint64_t)v);
     value(w);
-    td_json_raw(w, buf, (size_t)snprintf(buf, sizeof buf, "%lld", (long long)v));
+    td_json_raw(w, buf, (size_t)(at - buf));
 }
 
 void td_json_num(struct td_json_out *w, double v) {

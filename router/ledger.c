@@ -1,8 +1,9 @@
 /* See ledger.h. */
 #include "router/ledger.h"
 
-#include <stdio.h>
 #include <string.h>
+
+#include "common/base/put.h"
 
 const char *td_phase_name(enum td_phase p) {
     static const char *const names[] = {
@@ -44,24 +45,27 @@ void td_ledger_write(const struct td_ledger *l, struct td_json_out *w) {
 }
 
 /* Names come from hellos: what would break a quoted string stays out. */
-static void describe(char *out, size_t size, const char *name) {
-    if (*name && !strpbrk(name, "\"\\")) {
-        size_t n = strlen(out);
-        snprintf(out + n, size - n, ";desc=\"%s\"", name);
-    }
+static char *describe(char *at, const char *name) {
+    if (!*name || strpbrk(name, "\"\\")) return at;
+    return td_put(td_put(td_put(at, ";desc=\""), name), "\"");
+}
+
+static char *duration(char *at, bool first, const char *name, uint64_t ns) {
+    if (!first) at = td_put(at, ", ");
+    return td_put_ms(td_put(td_put(at, name), ";dur="), ns);
 }
 
 void td_ledger_header(const struct td_ledger *l, char out[TD_LEDGER_HEADER_MAX]) {
-    out[0] = 0;
+    /* Two names, and of each of the phases and the sum ", ", ten letters, ";dur=" and a number. */
+    _Static_assert(2 * (TD_NAME_MAX + 8) + (TD_PHASES + 1) * (2 + 10 + 5 + 19) < TD_LEDGER_HEADER_MAX,
+                   "Server-Timing");
+    char *at = out;
     for (int i = 0; i < TD_PHASES; i++) {
-        size_t n = strlen(out);
         if (l->phase_ns[i] == 0) continue;
-        snprintf(out + n, TD_LEDGER_HEADER_MAX - n, "%s%s;dur=%.3f", n ? ", " : "",
-                 td_phase_name((enum td_phase)i), (double)l->phase_ns[i] * 1e-6);
-        if (i == TD_PHASE_PREFILL) describe(out, TD_LEDGER_HEADER_MAX, l->prefill);
-        if (i == TD_PHASE_DECODE) describe(out, TD_LEDGER_HEADER_MAX, l->decode);
+        at = duration(at, at == out, td_phase_name((enum td_phase)i), l->phase_ns[i]);
+        if (i == TD_PHASE_PREFILL) at = describe(at, l->prefill);
+        if (i == TD_PHASE_DECODE) at = describe(at, l->decode);
     }
-    size_t n = strlen(out);
-    if (l->total_ns)
-        snprintf(out + n, TD_LEDGER_HEADER_MAX - n, ", total;dur=%.3f", (double)l->total_ns * 1e-6);
+    if (l->total_ns) at = duration(at, at == out, "total", l->total_ns);
+    *at = 0;
 }

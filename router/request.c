@@ -1,5 +1,6 @@
 /* One request for tokens, from the body to the last byte of the answer: preparation in the thread
- * pool (JSON, chat encoding, tokenizer), submission to the flow, delivery, the end. */
+ * pool, or at once if it is small (JSON, chat encoding, tokenizer), submission to the flow, delivery,
+ * the end. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/put.h"
 #include "router/api_anthropic.h"
 #include "router/api_grammar.h"
 #include "router/api_prompt.h"
@@ -57,7 +59,7 @@ static void finish(struct td_request *r, enum td_outcome outcome, int status,
 
 static void name_worker(const struct td_request *r, uint64_t epoch, char out[TD_NAME_MAX]) {
     const char *name = epoch ? worker_name(r->s, epoch) : "";
-    snprintf(out, TD_NAME_MAX, "%s", strcmp(name, "-") == 0 ? "" : name);
+    *td_put(out, strcmp(name, "-") == 0 ? "" : name) = 0; /* a fleet's name is no longer */
 }
 
 static void count_time(struct td_request *r, const struct td_flow_times *t) {
@@ -116,29 +118,46 @@ static void refuse(struct td_request *r, const struct td_api_error *e,
     r->held--;
 }
 
-/* ---- preparation, in the thread pool ---- */
+/* ---- preparation ---- */
+
+/* A body of so many bytes costs the loop some 20 us at most, which is less than the way to the pool
+ * and back; see is_long. */
+enum { SMALL_BODY_BYTES = 2048 };
 
 static void set_out_of_memory(struct td_api_error *e) {
     (void)td_api_no_memory(e);
     e->retry_after_s = 1;
 }
 
-/* What depends on the prompt. Without a seed each prompt has its own: equal prompts are not meant
- * to have equal answers. */
+/* Without a seed each prompt has its own: equal prompts are not meant to have equal answers. It need
+ * not be secret, only another one each time: the mixing of splitmix64 over the prompt's number. */
+static uint64_t draw_seed(const struct td_request *r, uint64_t prompt) {
+    uint64_t z = r->s->epoch + (r->id + prompt) * 0x9E3779B97F4A7C15ull;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBull;
+    return z ^ z >> 31;
+}
+
+/* What depends on the prompt. */
 static td_status prepare_sampling(struct td_request *r, const json_t *root, struct td_api_params p,
                                   struct td_prompt *prompt) {
     int32_t vocab = td_tokenizer_size(r->s->chat.t);
     TD_TRY(td_api_guide_make(root, &p, &prompt->ids, vocab, &r->prompts.grammar, &prompt->guide,
                              &r->error));
     if (p.min_new) p.sampling.end_from = (uint32_t)prompt->ids.n + p.min_new;
-    if (!p.seed_given &&
-        getrandom(&p.sampling.seed, sizeof p.sampling.seed, 0) != sizeof p.sampling.seed)
-        return td_api_refuse(&r->error, 500, NULL, NULL, "no random numbers from the system");
+    if (!p.seed_given) p.sampling.seed = draw_seed(r, (uint64_t)(prompt - r->prompts.p));
     prompt->sampling = p.sampling;
     return TD_OK;
 }
 
-/* `root` is a chat request, or completions'. */
+/* A request whose body is short and whose preparation may not be: a grammar, a look at the whole
+ * vocabulary, many answers. */
+static bool is_long(const struct td_request *r, const json_t *root, const struct td_api_params *p) {
+    return p->enforced || p->sampling.repetition_penalty != 0 || p->n > 1 ||
+           (r->kind == TD_API_COMPLETIONS && json_is_array(json_object_get(root, "prompt")));
+}
+
+/* `root` is a chat request, or completions'. BUSY: small only in bytes, nothing was begun. */
 static td_status prepare_root(struct td_request *r, const json_t *root) {
     struct td_api_params p;
     struct td_error err;
@@ -147,6 +166,7 @@ static td_status prepare_root(struct td_request *r, const json_t *root) {
     TD_TRY(td_api_params_read(root, completions ? r->kind : TD_API_CHAT, &r->s->defaults, &p,
                               &r->error));
     p.kind = r->kind;
+    if (r->on_loop && is_long(r, root, &p)) return TD_BUSY;
     bool has_usage = !p.stream || p.include_usage || (!completions && r->kind != TD_API_CHAT);
     if (p.timings && !has_usage)
         return td_api_refuse(&r->error, 400, NULL, "return_timings",
@@ -188,18 +208,24 @@ static td_status prepare_as_chat(struct td_request *r, const json_t *root) {
     return st;
 }
 
-/* Only the request itself, the store of responses and what the loading job left are touched: all
- * stay until `prepared`, whatever becomes of the client. */
-static void prepare(uv_work_t *work) {
-    struct td_request *r = work->data;
+/* False: not here on the loop. */
+static bool prepare_request(struct td_request *r) {
     json_t *root = NULL;
     bool chat = r->kind == TD_API_CHAT || r->kind == TD_API_COMPLETIONS;
     td_status st = td_request_parse(r->body, r->body_n, &root, &r->error);
     if (st == TD_OK) st = chat ? prepare_root(r, root) : prepare_as_chat(r, root);
-    if (st != TD_OK && r->error.status == 0) set_out_of_memory(&r->error);
     json_decref(root);
+    if (st == TD_BUSY && r->on_loop) return false;
+    if (st != TD_OK && r->error.status == 0) set_out_of_memory(&r->error);
     free(r->body);
     r->body = NULL;
+    return true;
+}
+
+/* In the thread pool. Only the request itself, the store of responses and what the loading job left
+ * are touched: all stay until `prepared`, whatever becomes of the client. */
+static void prepare(uv_work_t *work) {
+    (void)prepare_request(work->data); /* true there */
 }
 
 /* ---- submission, back on the loop ---- */
@@ -262,8 +288,7 @@ static void name_workers(struct td_request *r) {
         const struct td_fleet_worker *w = &f->worker[i];
         if (!w->epoch || w->role != TD_ROLE_DECODE) continue;
         uint64_t h = w->fingerprint * 0x9E3779B97F4A7C15ull ^ w->numerics_id;
-        snprintf(r->answer.fingerprint, sizeof r->answer.fingerprint, "fp_%016llx",
-                 (unsigned long long)h);
+        *td_put_hex(td_put(r->answer.fingerprint, "fp_"), h, 16) = 0;
         return;
     }
 }
@@ -293,21 +318,25 @@ static void submit(struct td_request *r) {
     }
 }
 
-static void prepared(uv_work_t *work, int status) {
-    struct td_request *r = work->data;
+static void take_prepared(struct td_request *r) {
     struct td_serve *s = r->s;
     r->prepared_ns = td_now_ns();
-    if (!r->conn || status == UV_ECANCELED) {
-        finish(r, TD_OUTCOME_CLIENT_GONE, 0, NULL, NULL);
-        td_request_reap(s);
-        return;
-    }
     if (r->error.status || td_request_check(r) != TD_OK || make_room(r) != TD_OK) {
         refuse(r, &r->error, NULL);
         td_request_reap(s);
         return;
     }
     submit(r);
+}
+
+static void prepared(uv_work_t *work, int status) {
+    struct td_request *r = work->data;
+    if (r->conn && status != UV_ECANCELED) {
+        take_prepared(r);
+        return;
+    }
+    finish(r, TD_OUTCOME_CLIENT_GONE, 0, NULL, NULL);
+    td_request_reap(r->s);
 }
 
 /* The client left. */
@@ -348,8 +377,9 @@ static void name_answer(struct td_request *r) {
     bool secret = r->kind == TD_API_RESPONSES;
     if (secret && getrandom(n, sizeof n, 0) != sizeof n)
         (void)td_api_refuse(&r->error, 500, NULL, NULL, "no random numbers from the system");
-    snprintf(r->answer.id, sizeof r->answer.id, "%s%0*llx%0*llx", prefix[r->kind], secret ? 16 : 8,
-             (unsigned long long)n[0], secret ? 16 : 8, (unsigned long long)n[1]);
+    char *at = td_put(r->answer.id, prefix[r->kind]);
+    at = td_put_hex(at, n[0], secret ? 16 : 8);
+    *td_put_hex(at, n[1], secret ? 16 : 8) = 0;
 }
 
 void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_kind kind,
@@ -385,7 +415,7 @@ void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_ki
     r->id = s->next_request + 1;
     s->next_request += TD_PROMPTS_MAX * TD_CHOICES_MAX; /* how many it wants is in the body */
     r->arrived_ns = td_now_ns();
-    snprintf(r->request_id, sizeof r->request_id, "%s", request_id);
+    *td_put(r->request_id, request_id) = 0; /* as long, at most */
     name_answer(r);
     r->answer.created = td_wall_s();
     r->body = td_http_take_body(c, &r->body_n);
@@ -393,6 +423,13 @@ void td_request_start(struct td_serve *s, struct td_http_conn *c, enum td_api_ki
     td_http_set_owner(c, &r->owner);
     td_list_push_back(&s->requests, &r->link);
     s->n_requests++;
+    /* What continues a kept response is as long as that. */
+    r->on_loop = r->body_n <= SMALL_BODY_BYTES && kind != TD_API_RESPONSES;
+    if (r->on_loop && prepare_request(r)) {
+        take_prepared(r);
+        return;
+    }
+    r->on_loop = false;
     if (uv_queue_work(s->loop, &r->work, prepare, prepared) != 0) {
         set_out_of_memory(&r->error);
         refuse(r, &r->error, NULL);

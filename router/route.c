@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/base/put.h"
 #include "router/api_anthropic.h"
 #include "router/serve_parts.h"
 
@@ -57,12 +58,12 @@ static void request_id(struct td_serve *s, struct td_http_conn *c, char out[TD_R
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:";
     const char *given = td_http_header(c, "x-request-id");
     size_t n = given ? strlen(given) : 0;
-    if (n > 0 && n < TD_REQUEST_ID_MAX && strspn(given, plain) == n)
-        snprintf(out, TD_REQUEST_ID_MAX, "%s", given);
-    else
-        snprintf(out, TD_REQUEST_ID_MAX, "req-%08llx%08llx",
-                 (unsigned long long)(s->epoch & 0xffffffff),
-                 (unsigned long long)++s->next_request);
+    if (n > 0 && n < TD_REQUEST_ID_MAX && strspn(given, plain) == n) {
+        *td_put(out, given) = 0;
+    } else {
+        char *at = td_put_hex(td_put(out, "req-"), s->epoch & 0xffffffff, 8);
+        *td_put_hex(at, ++s->next_request, 8) = 0;
+    }
     td_http_add_header(c, "X-Request-Id", out);
 }
 

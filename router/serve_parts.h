@@ -101,6 +101,7 @@ struct td_request {
     enum td_api_kind kind;
     char *body; /* owned until prepared */
     size_t body_n;
+    bool on_loop;              /* it is being prepared there */
     struct td_api_error error; /* of the preparation; status 0: none */
     struct td_prompts prompts;
     struct td_answer answer;

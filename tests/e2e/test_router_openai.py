@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """OpenAI's chat and completions as PyPI's `openai` sees them: answers, and what is refused. See
 router_frame.py."""
+import json
 import re
 import sys
 
@@ -198,6 +199,41 @@ def test_harmless_parameters(s):
              extra_body={"top_k": -1, "min_p": 0.1, "functions": [], "priority": 0, "min_tokens": 0,
                          "repetition_penalty": 1})
     assert r.choices[0].message.content == "x"
+
+
+def test_short_and_long_bodies(s):
+    """A short body is prepared on the loop, a long one in a thread: white space must not change the answer."""
+    def answer(path, body, padding):
+        status, _, text = s.get(path, "POST", json.dumps(body).encode() + padding)
+        found = json.loads(text)
+        for name in ("id", "created", "request_id"):
+            found.pop(name, None)
+        return status, found
+
+    ok = {"model": "needle", "messages": user("Salt & 盐"), "max_tokens": 9, "seed": 7}
+    text = {"model": "needle", "prompt": "Salt & 盐", "max_tokens": 9, "seed": 7}
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+    for path, body in (("chat/completions", ok), ("chat/completions", {**ok, "n": 2}),
+                       ("chat/completions", {**ok, "response_format": schema}),
+                       ("chat/completions", {**ok, "response_format": {**schema, "json_schema": {"name": "n", "schema": {"not": {}}}}}),
+                       ("chat/completions", {**ok, "repetition_penalty": 1.5}), ("chat/completions", {**ok, "n": 99}),
+                       ("completions", text), ("completions", {**text, "prompt": ["a", "b"]}), ("completions", {**text, "prompt": []}),
+                       ("messages", ok), ("messages", {**ok, "messages": 5}), ("messages", {**ok, "max_tokens": "x"})):
+        body = {k: v for k, v in body.items() if path != "messages" or k != "seed"}
+        short, long = (answer("/v1/" + path, body, padding) for padding in (b"", b" " * 4096))
+        assert short == long, f"{path} {body}: {short} and {long}"
+
+
+def test_seeds(s):
+    """Without one each request has its own."""
+    before = len(s.seen())
+    for _ in range(20):
+        chat(s, "x")
+    s.api.completions.create(model="needle", prompt=["a", "a", "a"])
+    s.wait("23 admissions", lambda: len(re.findall(r"seed=(\d+)", s.seen()[before:])) == 23)
+    seeds = re.findall(r"seed=(\d+)", s.seen()[before:])
+    assert len(set(seeds)) == 23, seeds
+    assert sum(int(x).bit_count() for x in seeds) in range(23 * 24, 23 * 40), seeds
 
 
 def test_too_long(s):
