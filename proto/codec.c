@@ -1,4 +1,5 @@
 /* Messages to frames and back: the two entry points, and the conversions both planes use. */
+#include <stddef.h>
 #include <string.h>
 
 #include "proto/codec_parts.h"
@@ -40,24 +41,97 @@ static void pack(struct td_pack *p, const struct td_msg *m) {
     }
 }
 
-size_t td_msg_encoded_size(const struct td_msg *m) {
-    if (td_msg_check(m, NULL) != TD_OK) return 0;
-    struct td_pack p;
-    pack(&p, m);
-    return td_pb__frame__get_packed_size(&p.frame);
+static const uint16_t struct_size[] = {
+#define SIZE(TYPE, type) [TD_MSG_##TYPE] = sizeof(struct td_msg_##type)
+    SIZE(HELLO, hello),
+    SIZE(HELLO_REPLY, hello_reply),
+    SIZE(HEARTBEAT, heartbeat),
+    SIZE(ADMIT, admit),
+    SIZE(ADMIT_REPLY, admit_reply),
+    SIZE(KEEP, keep),
+    SIZE(PREFILL, prefill),
+    SIZE(TOKENS, tokens),
+    SIZE(FINISHED, finished),
+    SIZE(FAILED, failed),
+    SIZE(CANCEL, cancel),
+    SIZE(RELEASED, released),
+    SIZE(LEDGER, ledger),
+    SIZE(PEER_HELLO, peer_hello),
+    SIZE(PEER_WELCOME, peer_welcome),
+    SIZE(PEER_BEAT, peer_beat),
+    SIZE(SLAB, slab),
+    SIZE(CREDIT, credit),
+    SIZE(MANIFEST, manifest),
+    SIZE(VERDICT, verdict),
+    SIZE(ABORT, abort),
+#undef SIZE
+};
+
+enum { VARINT32_MAX = 5 };
+
+static size_t sampling_bound(const struct td_sampling *s) {
+    const struct td_guide *g = s->guide;
+    size_t n = (size_t)s->n_said * VARINT32_MAX;
+    if (!g) return n;
+    return n + 3 * sizeof *g + (size_t)g->n_bias * (VARINT32_MAX + sizeof(float)) +
+           (size_t)g->n_prompt_ids * VARINT32_MAX + g->grammar_n;
 }
 
-td_status td_msg_encode(const struct td_msg *m, uint8_t *buf, size_t cap, size_t *ret_len,
-                        struct td_error *err) {
-    TD_TRY(td_msg_check(m, err));
+static size_t tokens_bound(const struct td_msg_tokens *m) {
+    size_t n = m->n * 3 * sizeof *m->tokens; /* with all their alternatives */
+    for (uint32_t i = 0; m->selections && i < m->n; i++) {
+        const struct td_selection *s = &m->selections[i];
+        n += 3 * sizeof *s + (2 * (size_t)s->n_layers + s->n_entries) * VARINT32_MAX;
+    }
+    return n;
+}
+
+/* Of what a message points to. */
+static size_t outside_bound(const struct td_msg *m) {
+    switch ((int)m->type) {
+    case TD_MSG_HELLO:
+        return m->hello.xfer_address_len + m->hello.settings_len;
+    case TD_MSG_ADMIT:
+        return sampling_bound(&m->admit.sampling) +
+               (m->admit.ids ? m->admit.n_prompt : 0) * (size_t)VARINT32_MAX;
+    case TD_MSG_PREFILL:
+        return sampling_bound(&m->prefill.sampling) + m->prefill.n_prompt * (size_t)VARINT32_MAX +
+               m->prefill.decode_address_len;
+    case TD_MSG_TOKENS:
+        return tokens_bound(&m->tokens);
+    case TD_MSG_PEER_HELLO:
+        return m->peer_hello.xfer_address_len;
+    case TD_MSG_PEER_WELCOME:
+        return m->peer_welcome.rkey_len;
+    default:
+        return 0;
+    }
+}
+
+/* A number takes at most 7 bytes for 4 in the struct, 12 for 8, 3 for a bool; a text or an array has a
+ * tag and a length besides, and is no shorter than 16 bytes. */
+size_t td_msg_size_bound(const struct td_msg *m) {
+    return 3 * (size_t)struct_size[m->type] + outside_bound(m) + 16;
+}
+
+td_status td_msg_pack(const struct td_msg *m, uint8_t *buf, size_t cap, size_t *ret_len,
+                      struct td_error *err) {
     struct td_pack p;
     pack(&p, m);
-    size_t len = td_pb__frame__get_packed_size(&p.frame);
+    /* Looking for the size costs as much as writing. */
+    size_t len = td_msg_size_bound(m);
+    if (len > cap) len = td_pb__frame__get_packed_size(&p.frame);
     if (len > cap)
         return td_fail(err, TD_TOO_LONG, "message type %d takes %zu bytes, there is room for %zu",
                        (int)m->type, len, cap);
     *ret_len = td_pb__frame__pack(&p.frame, buf);
     return TD_OK;
+}
+
+td_status td_msg_encode(const struct td_msg *m, uint8_t *buf, size_t cap, size_t *ret_len,
+                        struct td_error *err) {
+    TD_TRY(td_msg_check(m, err));
+    return td_msg_pack(m, buf, cap, ret_len, err);
 }
 
 static void *pb_alloc(void *arena, size_t bytes) {
@@ -81,7 +155,7 @@ td_status td_msg_decode(const uint8_t *bytes, size_t len, struct td_msg_arena *a
     if (f->body_case == TD_PB__FRAME__BODY__NOT_SET)
         return td_fail(err, TD_UNSUPPORTED, "a message of a type this version does not know");
 
-    memset(ret, 0, sizeof *ret);
+    memset(ret, 0, offsetof(struct td_msg, hello) + struct_size[f->body_case]);
     ret->type = (enum td_msg_type)f->body_case;
     TD_TRY(is_control(ret->type) ? td_unpack_control(f, a, ret, err) : td_unpack_data(f, ret, err));
     return td_msg_check(ret, err);

@@ -6,9 +6,15 @@
 
 #include "proto/msg.h"
 
-/* Upper bound of the encoded size of `m`, or its exact size. */
-size_t td_msg_encoded_size(const struct td_msg *m);
-/* Encodes into `buf` of `cap` bytes; TD_TOO_LONG when it does not fit. */
+/* The limits of every field that has one; the same facts for what is sent and what arrived. */
+TD_MUST_USE td_status td_msg_check(const struct td_msg *m, struct td_error *err);
+
+/* Of a message that td_msg_check accepted: no less than its size as a frame, and its encoding into
+ * `buf` of `cap` bytes; TD_TOO_LONG when it does not fit. */
+size_t td_msg_size_bound(const struct td_msg *m);
+TD_MUST_USE td_status td_msg_pack(const struct td_msg *m, uint8_t *buf, size_t cap, size_t *ret_len,
+                                  struct td_error *err);
+/* Checks and encodes into `buf` of `cap` bytes; TD_TOO_LONG when it does not fit. */
 TD_MUST_USE td_status td_msg_encode(const struct td_msg *m, uint8_t *buf, size_t cap,
                                     size_t *ret_len, struct td_error *err);
 

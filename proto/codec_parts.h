@@ -62,9 +62,6 @@ TD_MUST_USE td_status td_unpack_control(const TdPb__Frame *f, struct td_msg_aren
                                         struct td_msg *m, struct td_error *err);
 TD_MUST_USE td_status td_unpack_data(const TdPb__Frame *f, struct td_msg *m, struct td_error *err);
 
-/* The limits of every field that has one; the same facts for what is sent and what arrived. */
-TD_MUST_USE td_status td_msg_check(const struct td_msg *m, struct td_error *err);
-
 /* ---- conversions ---- */
 
 TdPb__TokenColumns *td_pack_tokens(struct td_pack *p, const struct td_token *t, uint32_t n);

@@ -110,14 +110,14 @@ static void lose(struct td_conn *c, td_status why, const char *text) {
 static td_status send_now(struct td_conn *c, const struct td_msg *m, struct td_error *err) {
     if (c->state == CLOSED) return td_fail(err, TD_UNREACHABLE, "the link is down");
     TD_TRY(td_msg_check(m, err));
-    size_t size = td_msg_encoded_size(m), used = 0;
+    size_t size = td_msg_size_bound(m), used = 0;
     uint8_t *place;
     td_status st = td_stream_begin(c->stream, size, &place);
     if (st == TD_PEER_LOST) st = TD_UNREACHABLE;
     if (st != TD_OK)
         return td_fail(err, st, "message type %d of %zu bytes to %s: %s", (int)m->type, size,
                        c->peer_name[0] ? c->peer_name : "a peer", td_status_text(st));
-    st = td_msg_encode(m, place, size, &used, NULL);
+    st = td_msg_pack(m, place, size, &used, NULL);
     assert(st == TD_OK);
     td_stream_end(c->stream, used);
     return TD_OK;
