@@ -10,7 +10,7 @@
 #include "kernels/ops.h"
 
 /* Bumped whenever a definition in kernels/ref changes a bit of any result. */
-enum { OPS_VERSION = 1 };
+enum { OPS_VERSION = 1, MAX_INDEX = 255 };
 
 static td_status cpu_open(struct td_device *d, uint32_t index, struct td_error *err) {
     if (index != 0) return td_fail(err, TD_CONFIG, "device: expected cpu, found cpu:%u", index);
@@ -113,21 +113,54 @@ const struct td_backend td_backend_cpu = {
     .describe = cpu_describe,
 };
 
-td_status td_backend_find(const char *name, const struct td_backend **ret, uint32_t *ret_index,
-                          struct td_error *err) {
+/* One number at *at, behind it nothing or a comma and more. */
+static bool read_index(const char **at, uint32_t *ret) {
     char *end;
-    *ret_index = 0;
+    if (**at < '0' || **at > '9') return false;
+    unsigned long n = strtoul(*at, &end, 10);
+    if (n > MAX_INDEX || (*end != '\0' && *end != ',')) return false;
+    *at = *end ? end + 1 : end;
+    *ret = (uint32_t)n;
+    return *end == '\0' || **at != '\0';
+}
+
+/* `list` behind "cuda": nothing, ":N" or ":A,B,...". */
+static td_status read_indices(const char *name, const char *list, uint32_t ranks,
+                              uint32_t *ret_index, struct td_error *err) {
+    uint32_t n = 0, next = 0;
+    for (const char *at = *list ? list + 1 : list; *at; n++)
+        if (!read_index(&at, n < ranks ? &ret_index[n] : &next))
+            return td_fail(
+                err, TD_CONFIG,
+                "device: expected cuda:N with N from 0 to %d, or such numbers with commas "
+                "between, found %.60s",
+                MAX_INDEX, name);
+    if (n == 0 && *list)
+        return td_fail(err, TD_CONFIG, "device: expected a number behind cuda:, found %.60s", name);
+    if (n > 1 && n != ranks)
+        return td_fail(err, TD_CONFIG,
+                       "device: expected one GPU for each of %u ranks (tp), found %u in %.60s",
+                       ranks, n, name);
+    for (uint32_t r = n; r < ranks; r++)
+        ret_index[r] = r ? ret_index[r - 1] + 1 : 0;
+    if (ret_index[ranks - 1] <= MAX_INDEX) return TD_OK;
+    return td_fail(err, TD_CONFIG,
+                   "device: %.60s: expected GPUs up to %d, found %u for the last of %u ranks", name,
+                   MAX_INDEX, ret_index[ranks - 1], ranks);
+}
+
+td_status td_backend_find(const char *name, uint64_t ranks, const struct td_backend **ret,
+                          uint32_t ret_index[TD_MAX_RANKS], struct td_error *err) {
+    if (ranks == 0 || ranks > TD_MAX_RANKS || (ranks & (ranks - 1)) != 0)
+        return td_fail(err, TD_CONFIG, "tp: expected 1, 2, 4 or 8 ranks, found %llu",
+                       (unsigned long long)ranks);
+    memset(ret_index, 0, TD_MAX_RANKS * sizeof *ret_index);
     *ret = &td_backend_cpu;
     if (strcmp(name, "cpu") == 0) return TD_OK;
     if (strncmp(name, "cuda", 4) != 0 || (name[4] != '\0' && name[4] != ':'))
-        return td_fail(err, TD_CONFIG, "device: expected cpu or cuda:N, found %.60s", name);
-    if (name[4] == ':') {
-        unsigned long n = strtoul(name + 5, &end, 10);
-        if (name[5] < '0' || name[5] > '9' || *end != '\0' || n > 255)
-            return td_fail(err, TD_CONFIG, "device: expected cuda:0 to cuda:255, found %.60s",
-                           name);
-        *ret_index = (uint32_t)n;
-    }
+        return td_fail(err, TD_CONFIG, "device: expected cpu, cuda:N or cuda:A,B,..., found %.60s",
+                       name);
+    TD_TRY(read_indices(name, name + 4, (uint32_t)ranks, ret_index, err));
 #ifdef TD_HAVE_CUDA
     *ret = &td_backend_cuda;
     return TD_OK;

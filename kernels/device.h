@@ -166,10 +166,13 @@ extern const struct td_backend td_backend_cpu;
 extern const struct td_backend td_backend_cuda;
 #endif
 
-/* "cpu" or "cuda:N" (N may be missing: 0). CONFIG with a sentence for anything else, and for a kind
- * that this build does not have. */
-TD_MUST_USE td_status td_backend_find(const char *name, const struct td_backend **ret,
-                                      uint32_t *ret_index, struct td_error *err);
+/* Where the `ranks` ranks of a worker compute, 1, 2, 4 or 8: `name` is "cpu", "cuda:N" (N may be
+ * missing: 0) for devices N, N + 1, ..., or "cuda:A,B,..." with one for each rank. A device may occur
+ * twice: for tests. CONFIG with a sentence for anything else, and for a kind that this build does not
+ * have. */
+TD_MUST_USE td_status td_backend_find(const char *name, uint64_t ranks,
+                                      const struct td_backend **ret,
+                                      uint32_t ret_index[TD_MAX_RANKS], struct td_error *err);
 
 /* `bytes` from the host into device memory and back, in the step lane. */
 static inline void td_upload(struct td_device *d, void *to, const void *from, size_t bytes) {

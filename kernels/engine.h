@@ -14,9 +14,9 @@
 #include "common/base/config.h"
 #include "common/kv/layout.h"
 #include "common/kv/wire.h"
+#include "kernels/device.h"
 #include "kernels/model/model.h"
 
-struct td_backend;
 struct td_engine;
 struct td_engine_memory;
 struct td_ops;
@@ -33,9 +33,11 @@ struct td_engine_options {
     uint32_t pages, slots;  /* of the pool */
     uint32_t max_tokens;    /* of one step, all runs together */
     uint32_t max_runs;      /* of one step */
-    uint32_t threads;
+    uint32_t threads;       /* of all ranks together */
     const struct td_backend *backend; /* NULL: the CPU */
-    uint32_t device;                  /* which of the backend's */
+    uint32_t ranks;                   /* 1 (or 0), 2, 4 or 8 that share the weights */
+    uint32_t device[TD_MAX_RANKS];    /* which of the backend's */
+    uint32_t collective_ms;   /* silence of the ranks after which a step has failed; 0: a minute */
     uint64_t force_ref;       /* td_ops_mask: ops taken from the reference table even where a faster
                                  one runs, to find a faulty one; on the CPU the same bits */
     const struct td_ops *ops; /* NULL: chosen; for checks that put something between; CPU only */

@@ -27,6 +27,7 @@ static td_status check_options(const struct td_model_config *m, const struct td_
     TD_TRY(range(err, "max_runs", o->max_runs, 1, o->slots));
     TD_TRY(range(err, "max_tokens", o->max_tokens, 1, 1u << 16));
     TD_TRY(range(err, "threads", o->threads, 1, TD_MAX_THREADS));
+    TD_TRY(range(err, "ranks (tp)", o->ranks, 0, 1)); /* until ranks compute */
     /* What the kernels' fixed arrays and whole vectors need. */
     TD_TRY(range(err, "heads", m->heads, 1, TD_MAX_HEADS));
     TD_TRY(range(err, "experts", m->experts, 1, TD_MAX_EXPERTS));
@@ -172,7 +173,7 @@ static void name_numerics(struct td_engine *e) {
 static td_status open_device(struct td_engine *e, struct td_error *err) {
     const struct td_backend *b = e->o.backend ? e->o.backend : &td_backend_cpu;
     struct td_device *d = &e->f.device;
-    TD_TRY(b->open(d, e->o.device, err));
+    TD_TRY(b->open(d, e->o.device[0], err));
     if (e->o.ops && !b->host)
         return td_fail(err, TD_INVALID, "engine: a table of host ops and a device of kind %s",
                        b->name);

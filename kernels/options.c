@@ -89,7 +89,9 @@ static uint32_t usable_cores(void) {
 td_status td_engine_options_from(const struct td_config *c, const struct td_model_config *m,
                                  struct td_engine_options *ret, struct td_error *err) {
     struct td_engine_options o = {0};
-    TD_TRY(td_backend_find(c->device, &o.backend, &o.device, err));
+    TD_TRY(td_backend_find(c->device, c->tp, &o.backend, o.device, err));
+    o.ranks = (uint32_t)c->tp;
+    o.collective_ms = (uint32_t)c->collective_timeout_ms;
     TD_TRY(td_ops_mask(c->force_ref, &o.force_ref, err));
     o.ref = c->numerics == TD_NUMERICS_REF || (c->numerics == TD_NUMERICS_AUTO && m->quantised);
     o.index_sim4 = c->index_sim4;

@@ -268,7 +268,7 @@ static td_status fits_beside_others(const struct td_worker_plan *p, const struct
     return td_fail(err, TD_NO_MEMORY,
                    "%s:%u: the plan takes %.2f GB, but %.2f GB of %.2f GB are free beside other "
                    "processes: %sset mem_fraction to at most %llu, or end them",
-                   p->options.backend->name, p->options.device, gb(need), gb(left),
+                   p->options.backend->name, p->options.device[0], gb(need), gb(left),
                    gb(p->device.bytes), what,
                    (unsigned long long)((left + p->context) * 100 / p->device.bytes));
 }
@@ -279,7 +279,7 @@ td_status td_worker_plan_card(const struct td_model *model, const struct td_conf
     struct td_worker_plan p;
     uint64_t left;
     if (!o->backend->memory) return TD_OK;
-    TD_TRY(o->backend->memory(o->device, &device.bytes, &left, err));
+    TD_TRY(o->backend->memory(o->device[0], &device.bytes, &left, err));
     struct td_engine_options asked = *o;
     asked.pages = (uint32_t)c->pool_pages;
     TD_TRY(

@@ -41,8 +41,10 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("reserve_tokens", reserve_tokens, U, 4096, 1, 1048576, "output tokens decode reserves pages for at admission") \
     X("chunk_tokens", chunk_tokens, U, 512, 1, 16384, "most tokens in one engine step")            \
     X("grammar_mask_bytes", grammar_mask_bytes, U, 64u << 20, 1u << 20, 1ull << 36, "a worker's memory for masks of structured output computed before") \
-    X("device", device, S, "cpu", 0, 0, "where a worker computes: cpu, or cuda:N")                  \
-    X("threads", threads, U, 0, 0, 256, "compute threads of a worker; 0: one per core")            \
+    X("device", device, S, "cpu", 0, 0, "where a worker computes: cpu, cuda:N (its ranks on N and the next ones), or cuda:A,B,... for each rank") \
+    X("tp", tp, U, 1, 1, 8, "tensor parallelism: ranks that share a worker's weights, 1, 2, 4 or 8")  \
+    X("collective_timeout_ms", collective_timeout_ms, U, 60000, 100, 3600000, "silence of a worker's ranks after which it ends and says who is missing") \
+    X("threads", threads, U, 0, 0, 256, "compute threads of a worker, shared by its ranks; 0: one per core") \
     X("slab_bytes", slab_bytes, U, 8u << 20, 65536, 1u << 28, "send and landing slab size; raised to hold a slot") \
     X("send_slabs", send_slabs, U, 2, 1, 64, "send slabs of a prefill worker")                     \
     X("landing_slabs", landing_slabs, U, 2, 1, 64, "landing slabs granted to each prefill peer")   \

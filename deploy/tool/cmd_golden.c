@@ -16,7 +16,8 @@
 enum { MAX_SETS = 64, MAX_JSON_BYTES = 1 << 30 };
 
 static const char help[] =
-    "usage: tandem golden --model DIR --golden FILE [--device cpu|cuda:N] [--set key=value]...\n"
+    "usage: tandem golden --model DIR --golden FILE [--device cpu|cuda:N|cuda:A,B,...] [--set "
+    "key=value]...\n"
     "                     [--as-served]\n"
     "\n"
     "Runs FILE through the engine and compares. Kinds of files, told apart by content:\n"
@@ -97,11 +98,6 @@ static int parse(int argc, char **argv, struct arguments *a, bool *ret_done) {
     if (optind < argc) return usage("unexpected argument ", argv[optind]);
     if (!a->model) return usage("--model DIR is missing", "");
     if (!a->golden) return usage("--golden FILE is missing", "");
-    const struct td_backend *backend;
-    uint32_t index;
-    struct td_error err;
-    if (a->device && td_backend_find(a->device, &backend, &index, &err) != TD_OK)
-        return usage("--", err.text); /* "device: expected ..." */
     return TD_EXIT_OK;
 }
 
@@ -203,7 +199,11 @@ int td_cmd_golden(int argc, char **argv) {
     int code = parse(argc, argv, &a, &done);
     if (code != TD_EXIT_OK || done) return code;
     struct td_golden g = {.path = a.golden};
+    const struct td_backend *backend;
+    uint32_t index[TD_MAX_RANKS];
     if (settings(&g, &a, &err) != TD_OK) return usage("--set: ", err.text);
+    if (td_backend_find(g.config.device, g.config.tp, &backend, index, &err) != TD_OK)
+        return usage("--", err.text); /* "device: expected ...", "tp: expected ..." */
     td_status st = run(&g, &a, &pass, &err);
     fflush(stdout);
     if (st != TD_OK) fprintf(stderr, "tandem golden: %s\n", err.text);

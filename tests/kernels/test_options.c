@@ -2,6 +2,7 @@
  * to their reference by name. */
 #include "tests/kernels/fixture.h"
 
+#include "kernels/device.h"
 #include "kernels/engine.h"
 
 static struct td_model_config model(bool quantised) {
@@ -71,6 +72,50 @@ static void wrong_values(void **state) {
     refused("nvfp4_activations=on", false, TD_CONFIG, "expected numerics ref, found plain");
 }
 
+/* One place reads where ranks compute; without CUDA what is right is refused for that alone. */
+static void devices(const char *name, uint64_t ranks, const char *word, uint32_t a, uint32_t b,
+                    uint32_t last) {
+    const struct td_backend *backend;
+    uint32_t index[TD_MAX_RANKS];
+    struct td_error err = {0};
+    td_status st = td_backend_find(name, ranks, &backend, index, &err);
+#ifndef TD_HAVE_CUDA
+    if (!word && name[1] == 'u') word = "this build has no CUDA";
+#endif
+    assert_int_equal(st, word ? TD_CONFIG : TD_OK);
+    if (word && !strstr(err.text, word)) fail_msg("expected \"%s\" in: %s", word, err.text);
+    if (word && !strstr(word, "no CUDA")) return;
+    assert_int_equal(index[0], a);
+    if (ranks > 1) assert_int_equal(index[1], b);
+    assert_int_equal(index[ranks - 1], last);
+}
+
+static void where_ranks_compute(void **state) {
+    (void)state;
+    devices("cpu", 8, NULL, 0, 0, 0);
+    devices("cuda", 1, NULL, 0, 0, 0);
+    devices("cuda", 4, NULL, 0, 1, 3);
+    devices("cuda:2", 1, NULL, 2, 0, 2);
+    devices("cuda:4", 4, NULL, 4, 5, 7);
+    devices("cuda:3,1", 2, NULL, 3, 1, 1);
+    devices("cuda:0,0", 2, NULL, 0, 0, 0);
+    devices("cuda:248", 8, NULL, 248, 249, 255);
+    devices("cuda:249", 8, "found 256 for the last of 8 ranks", 0, 0, 0);
+    devices("cuda:1,2", 1, "one GPU for each of 1 ranks (tp), found 2", 0, 0, 0);
+    devices("cuda:1,2", 4, "one GPU for each of 4 ranks (tp), found 2", 0, 0, 0);
+    devices("cuda:0,1,2,3,4,5,6,7,0", 8, "found 9 in", 0, 0, 0);
+    devices("cuda:", 1, "a number behind", 0, 0, 0);
+    devices("cuda:1,", 2, "found cuda:1,", 0, 0, 0);
+    devices("cuda:,1", 2, "found cuda:,1", 0, 0, 0);
+    devices("cuda:1,-2", 2, "with commas between", 0, 0, 0);
+    devices("cuda:256", 1, "from 0 to 255", 0, 0, 0);
+    devices("cpu", 3, "1, 2, 4 or 8 ranks, found 3", 0, 0, 0);
+    devices("cpu", 0, "found 0", 0, 0, 0);
+    devices("cpu", 16, "found 16", 0, 0, 0);
+    devices("cpu:0", 1, "expected cpu, cuda:N", 0, 0, 0);
+    refused("tp=3", false, TD_CONFIG, "tp: expected 1, 2, 4 or 8 ranks, found 3");
+}
+
 static struct td_engine_options resolved(bool quantised, const char *const *settings) {
     struct td_config c;
     struct td_model_config m = model(quantised);
@@ -134,8 +179,9 @@ static void forced_ops(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults), cmocka_unit_test(given_values), cmocka_unit_test(wrong_values),
-        cmocka_unit_test(numerics), cmocka_unit_test(forced_ops),
+        cmocka_unit_test(defaults),     cmocka_unit_test(given_values),
+        cmocka_unit_test(wrong_values), cmocka_unit_test(where_ranks_compute),
+        cmocka_unit_test(numerics),     cmocka_unit_test(forced_ops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
