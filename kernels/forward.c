@@ -25,11 +25,12 @@ static void linear(const struct td_forward *f, const float *x, const struct td_m
     OP(f, linear, .x = x, .x_stride = w->cols, .n = f->batch.n, .parts = 1, .part = {part(w, y)});
 }
 
-/* x [n, dim] as products with `w` take it: itself, or rounded into `to` (which may be x). */
+/* x [n, dim], of which *used rows count (NULL: all), as products with `w` take it: itself, or
+ * rounded into `to` (which may be x). */
 static const float *input(const struct td_forward *f, const struct td_matrix *w, const float *x,
-                          float *to, uint32_t n, uint32_t dim) {
+                          float *to, const uint32_t *used, uint32_t n, uint32_t dim) {
     if (!f->ref || !w->fp8_input) return x;
-    OP(f, round_fp8, .x = x, .y = to, .n = n, .dim = dim);
+    OP(f, round_fp8, .x = x, .y = to, .rows = used, .n = n, .dim = dim);
     return to;
 }
 
@@ -51,7 +52,7 @@ static void run_products(const struct td_forward *f, struct products *p, const f
         if (a->parts == 0) continue;
         a->n = n;
         a->x_stride = a->part[0].w->cols;
-        a->x = input(f, a->part[0].w, x, f->s.rounded, n, a->part[0].w->cols);
+        a->x = input(f, a->part[0].w, x, f->s.rounded, NULL, n, a->part[0].w->cols);
         f->ops->linear(&f->device, a);
     }
 }
@@ -117,12 +118,12 @@ static void index_select(const struct td_forward *f, uint32_t layer) {
         OP(f, index_query, .q = f->s.iq, .n = f->batch.n, .heads = heads, .hadamard = f->ref,
            .sim4 = f->sim4);
     float scale = (float)(1.0 / (sqrt((double)TD_INDEX_DIM) * sqrt((double)heads)));
-    OP(f, index, .batch = &f->batch, .layer = layer, .q = f->s.iq, .wt = f->s.iw, .wt_scale = scale,
-       .heads = heads, .topk = f->topk, .score_bf16 = f->score_bf16, .selected = f->s.selected,
-       .workspace = f->s.index);
+    OP(f, index, .batch = &f->batch, .layer = layer, .first = 0, .rows = f->batch.n, .q = f->s.iq,
+       .wt = f->s.iw, .wt_scale = scale, .heads = heads, .topk = f->topk,
+       .score_bf16 = f->score_bf16, .selected = f->s.selected, .workspace = f->s.index);
 }
 
-/* o -> attn_out through the output groups, one partial product per group, summed ascending. */
+/* o -> attn_out through the output groups, one partial product per group. */
 static void output(const struct td_forward *f, const struct td_packed_layer *l) {
     const struct td_model_config *c = config(f);
     uint32_t n = f->batch.n, z_dim = c->o_groups * c->o_lora_rank;
@@ -131,7 +132,7 @@ static void output(const struct td_forward *f, const struct td_packed_layer *l) 
         OP(f, linear, .x = f->s.o + (size_t)g * group_dim, .x_stride = c->heads * TD_HEAD_DIM,
            .n = n, .parts = 1, .part = {{&l->wo_a[g], f->s.z + g * c->o_lora_rank, z_dim}});
     /* Groups of 128 rounded values may span output groups: the whole row at once. */
-    const float *z = input(f, &l->wo_b[0], f->s.z, f->s.z, n, z_dim);
+    const float *z = input(f, &l->wo_b[0], f->s.z, f->s.z, NULL, n, z_dim);
     for (uint32_t g = 0; g < c->o_groups; g++)
         OP(f, linear, .x = z + g * c->o_lora_rank, .x_stride = z_dim, .n = n, .parts = 1,
            .part = {{&l->wo_b[g], f->s.shard + (size_t)g * n * c->hidden, c->hidden}});
@@ -147,15 +148,16 @@ static void route(const struct td_forward *f, const struct td_packed_layer *l) {
        .n = f->batch.n, .experts = c->experts, .k = c->experts_per_token, .scale = c->routed_scale,
        .expert = s->expert, .weight = s->weight);
     OP(f, group, .expert = s->expert, .weight = s->weight, .n = f->batch.n,
-       .k = c->experts_per_token, .experts = c->experts, .offset = s->offset, .token = s->token,
-       .row_weight = s->row_weight, .place = s->place);
+       .k = c->experts_per_token, .first = 0, .count = c->experts, .offset = s->offset,
+       .token = s->token, .row_weight = s->row_weight, .place = s->place);
 }
 
 static void routed_experts(const struct td_forward *f, const struct td_packed_layer *l) {
     const struct td_model_config *c = config(f);
     const struct td_forward_buffers *s = &f->s;
     uint32_t rows = f->batch.n * c->experts_per_token;
-    const float *x = input(f, &l->w1[0], s->h, s->rounded, f->batch.n, c->hidden);
+    const uint32_t *used = s->offset + c->experts; /* of the rows */
+    const float *x = input(f, &l->w1[0], s->h, s->rounded, NULL, f->batch.n, c->hidden);
     const uint32_t *x_row = s->token;
     if (f->nvfp4) { /* every expert has a scale of its own; w1 and w3 share one */
         OP(f, round_nvfp4, .x = s->h, .x_row = s->token, .offset = s->offset, .w = l->w1,
@@ -166,12 +168,12 @@ static void routed_experts(const struct td_forward *f, const struct td_packed_la
     OP(f, expert_linear, .x = x, .x_stride = c->hidden, .x_row = x_row, .offset = s->offset,
        .experts = c->experts, .parts = 2, .most = f->batch.n, .w = {l->w1, l->w3},
        .y = {s->a, s->b});
-    OP(f, swiglu, .a = s->a, .b = s->b, .weight = s->row_weight, .t = s->a, .n = rows,
+    OP(f, swiglu, .a = s->a, .b = s->b, .weight = s->row_weight, .t = s->a, .rows = used, .n = rows,
        .inner = c->expert_inner, .limit = c->swiglu_limit);
     if (f->nvfp4)
         OP(f, round_nvfp4, .x = s->a, .offset = s->offset, .w = l->w2, .y = s->a,
            .experts = c->experts, .dim = c->expert_inner);
-    x = input(f, &l->w2[0], s->a, s->a, rows, c->expert_inner);
+    x = input(f, &l->w2[0], s->a, s->a, used, rows, c->expert_inner);
     OP(f, expert_linear, .x = x, .x_stride = c->expert_inner, .offset = s->offset,
        .experts = c->experts, .parts = 1, .most = f->batch.n, .w = {l->w2}, .y = {s->expert_out});
 }
@@ -185,14 +187,15 @@ static void shared_expert(const struct td_forward *f, const struct td_packed_lay
     run_products(f, &p, s->h);
     OP(f, swiglu, .a = s->a, .b = s->b, .t = s->a, .n = n, .inner = inner,
        .limit = config(f)->swiglu_limit);
-    linear(f, input(f, &l->shared.w2, s->a, s->a, n, inner), &l->shared.w2, s->shared_out);
+    linear(f, input(f, &l->shared.w2, s->a, s->a, NULL, n, inner), &l->shared.w2, s->shared_out);
 }
 
 static void combine(const struct td_forward *f) {
     const struct td_model_config *c = config(f);
     OP(f, combine, .rows = f->s.expert_out, .expert = f->s.expert, .place = f->s.place,
        .shared = f->s.shared_out, .y = f->s.ffn_out, .n = f->batch.n, .k = c->experts_per_token,
-       .hidden = c->hidden, .experts = c->experts, .shards = c->o_groups);
+       .hidden = c->hidden, .experts = c->experts, .shards = c->o_groups, .first_shard = 0,
+       .shards_here = c->o_groups);
 }
 
 /* What the indexer chose for the wanted rows, before the next layer overwrites it; moved as bits.
@@ -276,7 +279,8 @@ void td_forward_layer(struct td_forward *f, uint32_t i) {
 }
 
 void td_forward_step(struct td_forward *f) {
-    OP(f, embed, .w = &f->model->embed, .ids = f->ids, .x = f->s.x, .n = f->batch.n);
+    OP(f, embed, .w = &f->model->embed, .ids = f->ids, .y = f->s.y, .n = f->batch.n, .first = 0);
+    OP(f, expand, .y = f->s.y, .x = f->s.x, .n = f->batch.n, .hidden = config(f)->hidden);
     td_forward_angles(f);
     for (uint32_t i = 0; i < config(f)->layers; i++) {
         td_forward_layer(f, i);

@@ -14,7 +14,14 @@
  *               of TD_BLOCK; inside a block one fmaf chain from 0 in ascending k; the block sums
  *               are added in ascending order (the first one starts the total).
  *   lane sum    sums inside a norm: 16 fmaf chains (element i in chain i mod 16), then chains
- *               i and i+8, i and i+4, i and i+2, i and i+1 are added, in this order. */
+ *               i and i+8, i and i+4, i and i+2, i and i+1 are added, in this order.
+ *   tree sum    of n logical shards, one per output group: one is itself, more are the tree sum of
+ *               the first n / 2 (rounded down) + the tree sum of the others.
+ *
+ * A worker of 2, 4 or 8 ranks: each has an equal stretch of the shards, and the ranks' tree sums,
+ * added by td_backend.all_reduce, are the bits of one rank that has them all. A rank has the output
+ * groups and the experts of its shards, and an equal stretch of the vocabulary. What ops do with a
+ * part of a thing is said at their arguments; a worker of one rank passes the whole. */
 #ifndef TD_KERNELS_OPS_H
 #define TD_KERNELS_OPS_H
 
@@ -56,12 +63,19 @@ struct td_op_batch {
     uint32_t max_pos; /* no row's position is greater */
 };
 
-/* x[i][s] = w[ids[i]] for the four streams s (s.4). */
+/* y[i] = w[ids[i] - first], or zeros (+0) where a rank's rows first..first + w->rows - 1 of the
+ * vocabulary have no ids[i]. */
 struct td_embed_args {
-    const struct td_weight *w; /* [vocab, hidden] */
-    const int32_t *ids;        /* [n], inside the vocabulary */
-    float *x;                  /* [n, 4, hidden] */
-    uint32_t n;
+    const struct td_weight *w; /* [rank's vocabulary, hidden] */
+    const int32_t *ids;        /* [n] */
+    float *y;                  /* [n, hidden] */
+    uint32_t n, first;
+};
+/* x[i][s] = y[i] for the four streams s (s.4). */
+struct td_expand_args {
+    const float *y; /* [n, hidden] */
+    float *x;       /* [n, 4, hidden] */
+    uint32_t n, hidden;
 };
 
 /* y[i][o] = block sum over k of x[i][k] * w[o][k]. Several products of one input in one call. */
@@ -85,33 +99,36 @@ struct td_linear_args {
  * the block sum of e4m3 products times both scales, to the bit (nothing is subnormal). FP4 weights
  * have a scale per 32 inputs; their products share the block's one chain. y may be x. */
 struct td_round_fp8_args {
-    const float *x;  /* [n, dim] */
-    float *y;        /* [n, dim] */
-    uint32_t n, dim; /* dim: a multiple of 8 */
+    const float *x;       /* [n, dim] */
+    float *y;             /* [n, dim] */
+    const uint32_t *rows; /* [1] how many rows count, up to n; the others stay. NULL: all n */
+    uint32_t n, dim;      /* dim: a multiple of 8 */
 };
 
 /* Row r of y = input row x_row[r] (NULL: r) as the NVFP4 linear of its expert sees it when
  * activations are rounded too: per 16 values b = e4m3_rne((max|x| / 6) / input_scale),
  * d = b * input_scale, x becomes e2m1_rne(clamp(x / d, -6, 6)) * d, or 0 where d is 0
- * (checkpoint s.7). Rows are grouped by expert: row r of expert e, offset[e] <= r < offset[e+1].
- * The products are plain ones with dequantised weights. */
+ * (checkpoint s.7). Rows are grouped by expert: row r of expert e, offset[e] <= r < offset[e+1]
+ * (`experts` and `w`: those of td_group_args' range). The products are plain ones with dequantised
+ * weights. */
 struct td_round_nvfp4_args {
     const float *x;            /* [.., dim] */
     const uint32_t *x_row;     /* [offset[experts]] or NULL: then y may be x */
     const uint32_t *offset;    /* [experts + 1] */
     const struct td_matrix *w; /* [experts]: their input_scale counts */
     float *y;                  /* [offset[experts], dim] */
-    uint32_t experts, dim;     /* dim: a multiple of 16 */
+    uint32_t experts, dim;     /* experts: one at least; dim: a multiple of 16 */
 };
 
 /* A linear for rows grouped by expert: row r of expert e, offset[e] <= r < offset[e+1],
- * takes input row x_row[r] (NULL: r) and matrix w[part][e]. */
+ * takes input row x_row[r] (NULL: r) and matrix w[part][e]. `experts` and `w` are those of
+ * td_group_args' range; there may be no rows at all. */
 struct td_expert_linear_args {
     const float *x;
     size_t x_stride;
-    const uint32_t *x_row;  /* [offset[experts]] or NULL */
-    const uint32_t *offset; /* [experts + 1] */
-    uint32_t experts, parts;
+    const uint32_t *x_row;        /* [offset[experts]] or NULL */
+    const uint32_t *offset;       /* [experts + 1] */
+    uint32_t experts, parts;      /* one at least */
     uint32_t most;                /* no expert has more rows; 0: unknown */
     const struct td_matrix *w[2]; /* [parts][experts], equal shapes */
     float *y[2];                  /* [parts][rows, w->rows] dense */
@@ -233,13 +250,15 @@ struct td_index_query_args {
  * score = fmaf chain over heads ascending of (wt[h] * wt_scale) * max(dot, 0), dot = block sum;
  * with `score_bf16` the finished score is rounded to bf16 before any comparison. Equal scores: the
  * lower entry; ascending, then -1. Entry w is visible to position p when w < (p + 1) / 4. Keys are
- * read as stored. Scores exist for one tile of keys at a time; the workspace has td_index_workspace
- * bytes whatever the context length, 64-aligned. */
+ * read as stored. Only rows first..first + rows - 1 of the step: of q, wt and selected, which are
+ * those of all rows, no others are touched. Scores exist for one tile of keys at a time; the
+ * workspace has td_index_workspace bytes whatever the context length, 64-aligned. */
 struct td_index_args {
     const struct td_op_batch *batch;
     uint32_t layer;
-    const float *q;  /* [n, heads, 128] */
-    const float *wt; /* [n, heads] */
+    uint32_t first, rows; /* first + rows <= batch->n */
+    const float *q;       /* [n, heads, 128] */
+    const float *wt;      /* [n, heads] */
     float wt_scale;
     uint32_t heads, topk;
     bool score_bf16;
@@ -267,8 +286,7 @@ struct td_attend_args {
  * 128 + max_entries members. A multiple of 64. */
 size_t td_op_scratch(uint32_t heads, uint32_t index_heads, uint32_t max_entries);
 
-/* y = shard[0] + shard[1] + ..., ascending. One shard per output group (s.8.4): the fixed logical
- * shards that a tensor-parallel reduction gathers. */
+/* y = tree sum of the shards: the rank's output groups (s.8.4). */
 struct td_add_shards_args {
     const float *shard; /* [shards, n, dim] */
     float *y;           /* [n, dim] */
@@ -288,36 +306,45 @@ struct td_route_args {
     uint32_t *expert; /* [n, k] */
     float *weight;    /* [n, k] */
 };
-/* Rows grouped by expert, inside an expert by ascending token. place[i][j] = grouped row of the
- * j-th choice of token i. */
+/* The choices of the rank's experts first..first + count - 1 as rows from 0, grouped by expert,
+ * inside an expert by ascending token: expert first + e has rows offset[e]..offset[e + 1] - 1, and
+ * offset[count] says how many there are. place[i][j] = grouped row of the j-th choice of token i.
+ * Rows beyond, and places of other experts' choices, are not written. */
 struct td_group_args {
     const uint32_t *expert; /* [n, k] */
     const float *weight;    /* [n, k] */
-    uint32_t n, k, experts;
-    uint32_t *offset;  /* [experts + 1] */
+    uint32_t n, k, first, count;
+    uint32_t *offset;  /* [count + 1] */
     uint32_t *token;   /* [n * k] */
     float *row_weight; /* [n * k] */
     uint32_t *place;   /* [n, k] */
 };
+/* Expert e belongs to shard e * shards / experts. The first one of a shard; of shard `shards`: how
+ * many there are. */
+static inline uint32_t td_shard_expert(uint32_t shard, uint32_t shards, uint32_t experts) {
+    return (shard * experts + shards - 1) / shards;
+}
 /* t = silu(min(a, limit)) * clamp(b, -limit, limit) * weight (s.9.2); weight NULL: not applied.
  * t may be a. */
 struct td_swiglu_args {
-    const float *a, *b;  /* [n, inner] */
-    const float *weight; /* [n] or NULL */
-    float *t;            /* [n, inner] */
+    const float *a, *b;   /* [n, inner] */
+    const float *weight;  /* [n] or NULL */
+    float *t;             /* [n, inner] */
+    const uint32_t *rows; /* [1] how many rows count, up to n; the others stay. NULL: all n */
     uint32_t n, inner;
     float limit;
 };
-/* y[i] = (sum over shards ascending of (sum over the token's experts of that shard, ascending,
- * from 0)) + shared[i]. Expert e belongs to shard e * shards / experts, so that splitting whole
- * experts over ranks changes no bit. */
+/* y[i] = (tree sum over the rank's shards of (sum over the token's experts of that shard,
+ * ascending, from 0)) + shared[i]. Whole experts belong to a shard, so that splitting them over
+ * ranks changes no bit. */
 struct td_combine_args {
-    const float *rows;      /* [n * k, hidden] grouped expert outputs */
+    const float *rows;      /* [.., hidden] grouped expert outputs */
     const uint32_t *expert; /* [n, k] ascending */
-    const uint32_t *place;  /* [n, k] */
-    const float *shared;    /* [n, hidden] */
+    const uint32_t *place;  /* [n, k]; those of other ranks' experts do not count */
+    const float *shared;    /* [n, hidden]; NULL: nothing is added */
     float *y;               /* [n, hidden] */
     uint32_t n, k, hidden, experts, shards;
+    uint32_t first_shard, shards_here; /* the rank's, one at least */
 };
 
 /* y[i] = x[index[i]]. */
@@ -330,6 +357,7 @@ struct td_gather_args {
 
 #define TD_OPS_MAP(X)                                                                              \
     X(embed)                                                                                       \
+    X(expand)                                                                                      \
     X(linear)                                                                                      \
     X(round_fp8)                                                                                   \
     X(round_nvfp4)                                                                                 \

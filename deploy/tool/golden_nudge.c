@@ -29,10 +29,11 @@ static void add_noise(float *x, size_t rows, size_t dim) {
 
 static void round_fp8(const struct td_device *d, const struct td_round_fp8_args *a) {
     struct td_round_fp8_args own = *a;
-    size_t values = (size_t)a->n * a->dim;
+    uint32_t n = a->rows ? *a->rows : a->n;
+    size_t values = (size_t)n * a->dim;
     for (size_t i = 0; a->x != a->y && i < values; i++)
         a->y[i] = a->x[i];
-    add_noise(a->y, a->n, a->dim);
+    add_noise(a->y, n, a->dim);
     own.x = a->y;
     noise.under.round_fp8(d, &own);
 }

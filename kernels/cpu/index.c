@@ -330,10 +330,12 @@ void TD_OP(index)(const struct td_device *d, const struct td_index_args *a) {
     b.sort = b.list + TD_INDEX_ROWS * (size_t)(a->topk + TD_INDEX_TILE);
     b.best = (struct best *)(void *)(b.sort + TD_INDEX_ROWS * (size_t)(a->topk + TD_INDEX_TILE));
     for (uint32_t i = 0; i < a->batch->runs; i++) {
+        uint32_t end = a->first + a->rows;
         b.run = &a->batch->run[i];
-        for (uint32_t at = 0; at < b.run->n; at += TD_INDEX_ROWS) {
-            b.row = b.run->first + at;
-            b.rows = b.run->n - at < TD_INDEX_ROWS ? b.run->n - at : TD_INDEX_ROWS;
+        b.row = b.run->first > a->first ? b.run->first : a->first;
+        end = b.run->first + b.run->n < end ? b.run->first + b.run->n : end;
+        for (; b.row < end; b.row += TD_INDEX_ROWS) {
+            b.rows = end - b.row < TD_INDEX_ROWS ? end - b.row : TD_INDEX_ROWS;
             index_block(&b);
         }
     }

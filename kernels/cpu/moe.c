@@ -1,5 +1,6 @@
 /* Mixture of experts: choice, activation, and the sum over shards. */
 #include "kernels/cpu/op.h"
+#include "kernels/cpu/tree.h"
 
 /* The k experts with the greatest score + bias, ties to the lower, listed ascending. */
 static void choose(const float *score, const float *bias, uint32_t experts, uint32_t k,
@@ -65,24 +66,31 @@ static void swiglu_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t 
 }
 
 void TD_OP(swiglu)(const struct td_device *d, const struct td_swiglu_args *a) {
-    td_threads_run(d->threads, swiglu_rows, a, a->n);
+    td_threads_run(d->threads, swiglu_rows, a, a->rows ? *a->rows : a->n);
 }
 
 static void combine_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {
     (void)thread;
     const struct td_combine_args *a = arg;
     for (uint32_t i = begin; i < end; i++) {
-        const uint32_t *expert = a->expert + (size_t)i * a->k, *place = a->place + (size_t)i * a->k;
+        const float *row[TD_MAX_EXPERTS_PER_TOKEN];
+        uint32_t shard[TD_MAX_EXPERTS_PER_TOKEN], count = 0;
+        for (uint32_t j = 0; j < a->k; j++) {
+            size_t at = (size_t)i * a->k + j;
+            shard[count] = a->expert[at] * a->shards / a->experts - a->first_shard;
+            if (shard[count] >= a->shards_here) continue;
+            row[count++] = a->rows + (size_t)a->place[at] * a->hidden;
+        }
         for (uint32_t c = 0; c < a->hidden; c += 8) {
-            v8 total = splat8(0.0f);
-            for (uint32_t shard = 0, j = 0; shard < a->shards; shard++) {
-                v8 sum = splat8(0.0f);
-                for (; j < a->k && expert[j] * a->shards / a->experts == shard; j++)
-                    sum = sum + load8(a->rows + (size_t)place[j] * a->hidden + c);
-                total = shard == 0 ? sum : total + sum;
-            }
             size_t at = (size_t)i * a->hidden + c;
-            store8(a->y + at, total + load8(a->shared + at));
+            float sum[TD_MAX_HEADS * 8]; /* a shard is an output group of heads */
+            memset(sum, 0, a->shards_here * 8 * sizeof *sum);
+            for (uint32_t j = 0; j < count; j++) {
+                float *to = sum + (size_t)shard[j] * 8;
+                store8(to, load8(to) + load8(row[j] + c));
+            }
+            v8 total = tree_sum8(sum, 8, a->shards_here);
+            store8(a->y + at, a->shared ? total + load8(a->shared + at) : total);
         }
     }
 }

@@ -2,7 +2,7 @@
  * form, is the definition itself. */
 #include "kernels/cpu/op.h"
 
-#define SAME_OPS(X) X(embed) X(round_nvfp4) X(ring_write) X(group) X(gather)
+#define SAME_OPS(X) X(embed) X(expand) X(round_nvfp4) X(ring_write) X(group) X(gather)
 #define FAST_OPS(X)                                                                                \
     X(linear)                                                                                      \
     X(round_fp8)                                                                                   \

@@ -67,12 +67,13 @@ void TD_PLAIN(index)(const struct td_device *d, const struct td_index_args *a) {
     p.layer = a->layer;
     p.heads = a->heads;
     p.topk = a->topk;
-    p.q = a->q;
-    p.wt = a->wt;
+    p.b.row += a->first;
+    p.q = a->q + (size_t)a->first * a->heads * D;
+    p.wt = a->wt + (size_t)a->first * a->heads;
     p.wt_scale = a->wt_scale;
     p.score_bf16 = a->score_bf16;
-    p.selected = a->selected;
-    if (p.b.n == 0) return;
+    p.selected = a->selected + (size_t)a->first * a->topk;
+    if (a->rows == 0) return;
     td_cuda_allow_shared(d, (const void *)index_rows, shared, "index");
-    TD_LAUNCH(d, "index", index_rows, p.b.n, THREADS, shared, p);
+    TD_LAUNCH(d, "index", index_rows, a->rows, THREADS, shared, p);
 }

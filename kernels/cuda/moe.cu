@@ -79,7 +79,8 @@ void TD_PLAIN(route)(const struct td_device *d, const struct td_route_args *a) {
 
 /* ---- grouping ---- */
 
-/* One block. Each warp has a stretch of the choices and counts those of every expert; from the sums
+/* One block. Each warp has a stretch of the choices and counts those of every expert of the range,
+ * which are known by their distance from its first; from the sums
  * over experts and over the warps before it follows where its first one of an expert goes. Then it
  * walks through its stretch again, 32 choices at a time, so that the order inside an expert is that
  * of the tokens. */
@@ -91,8 +92,10 @@ static __global__ void group_rows(struct td_group_args a) {
     for (uint32_t w = 0; w < GROUP_WARPS; w++)
         next[w][t] = 0;
     __syncthreads();
-    for (uint32_t i = from + lane; i < end; i += 32)
-        atomicAdd(&next[warp][a.expert[i]], 1u);
+    for (uint32_t i = from + lane; i < end; i += 32) {
+        uint32_t e = a.expert[i] - a.first;
+        if (e < a.count) atomicAdd(&next[warp][e], 1u);
+    }
     __syncthreads();
     for (uint32_t w = 0; w < GROUP_WARPS; w++) {
         uint32_t count = next[w][t];
@@ -106,17 +109,17 @@ static __global__ void group_rows(struct td_group_args a) {
         __syncthreads();
     }
     uint32_t first = start[turn][t] - own;
-    if (t <= a.experts) a.offset[t] = first;
-    if (t == 0 && a.experts == TD_MAX_EXPERTS) a.offset[a.experts] = all;
+    if (t < a.count) a.offset[t] = first;
+    if (t == 0) a.offset[a.count] = start[turn][TD_MAX_EXPERTS - 1];
     for (uint32_t w = 0; w < GROUP_WARPS; w++)
         next[w][t] += first;
     __syncthreads();
     for (uint32_t i = from; i < end; i += 32) {
-        uint32_t at = i + lane, e = at < end ? a.expert[at] : (uint32_t)TD_MAX_EXPERTS;
+        uint32_t at = i + lane, e = at < end ? a.expert[at] - a.first : 0xffffffffu;
         uint32_t same = __match_any_sync(0xffffffffu, e), to = 0;
-        if (at < end) to = next[warp][e] + (uint32_t)__popc(same & ((1u << lane) - 1u));
+        if (e < a.count) to = next[warp][e] + (uint32_t)__popc(same & ((1u << lane) - 1u));
         __syncwarp();
-        if (at < end) {
+        if (e < a.count) {
             if (same >> lane == 1u) next[warp][e] = to + 1; /* the last of them */
             a.token[to] = at / a.k;
             a.row_weight[to] = a.weight[at];
@@ -134,7 +137,7 @@ void TD_PLAIN(group)(const struct td_device *d, const struct td_group_args *a) {
 
 static __global__ void swiglu_values(struct td_swiglu_args a) {
     size_t at = (size_t)blockIdx.x * THREADS + threadIdx.x;
-    if (at >= (size_t)a.n * a.inner) return;
+    if (at >= (size_t)(a.rows ? *a.rows : a.n) * a.inner) return;
     float g = a.a[at], u = a.b[at];
     g = g > a.limit ? a.limit : g;
     u = u > a.limit ? a.limit : u < -a.limit ? -a.limit : u;
@@ -147,22 +150,27 @@ void TD_PLAIN(swiglu)(const struct td_device *d, const struct td_swiglu_args *a)
     if (all) TD_LAUNCH(d, "swiglu", swiglu_values, td_ceil(all, THREADS), THREADS, 0, *a);
 }
 
-static __global__ void combine_values(struct td_combine_args a) {
+template <uint32_t SHARDS> static __global__ void combine_values(struct td_combine_args a) {
     size_t at = (size_t)blockIdx.x * THREADS + threadIdx.x, i = at / a.hidden;
     uint32_t c = (uint32_t)(at % a.hidden), j = 0;
     if (i >= a.n) return;
     const uint32_t *expert = a.expert + i * a.k, *place = a.place + i * a.k;
-    float total = 0.0f;
-    for (uint32_t shard = 0; shard < a.shards; shard++) {
+    auto shard_of = [&](uint32_t choice) { return expert[choice] * a.shards / a.experts; };
+    while (j < a.k && shard_of(j) < a.first_shard)
+        j++;
+    auto shard = [&](uint32_t s) {
         float sum = 0.0f;
-        for (; j < a.k && expert[j] * a.shards / a.experts == shard; j++)
+        for (; j < a.k && shard_of(j) == a.first_shard + s; j++)
             sum = sum + a.rows[(size_t)place[j] * a.hidden + c];
-        total = shard == 0 ? sum : total + sum;
-    }
-    a.y[at] = total + a.shared[at];
+        return sum;
+    };
+    float total = td_tree_sum<SHARDS>(shard, a.shards_here);
+    a.y[at] = a.shared ? total + a.shared[at] : total;
 }
 
 void TD_PLAIN(combine)(const struct td_device *d, const struct td_combine_args *a) {
     size_t all = (size_t)a->n * a->hidden;
-    if (all) TD_LAUNCH(d, "combine", combine_values, td_ceil(all, THREADS), THREADS, 0, *a);
+    if (!all) return;
+    TD_LAUNCH(d, "combine", TD_BY_SHARDS(combine_values, a->shards_here), td_ceil(all, THREADS),
+              THREADS, 0, *a);
 }

@@ -159,6 +159,44 @@ static __device__ inline float td_weight_value(const struct td_weight *w, uint32
     }
 }
 
+/* ---- the tree sum of kernels/ops.h ---- */
+
+/* Of leaf(0) .. leaf(n - 1), asked for in this order. N: n, so that everything stays in registers,
+ * or 0 where it is not one of TD_BY_SHARDS'. */
+template <uint32_t N, typename LEAF>
+static __device__ inline float td_tree_sum(LEAF &leaf, uint32_t n, uint32_t first = 0) {
+    if constexpr (N == 1) {
+        return leaf(first);
+    } else if constexpr (N > 1) {
+        float low = td_tree_sum<N / 2>(leaf, n, first);
+        return low + td_tree_sum<N - N / 2>(leaf, n, first + N / 2);
+    } else {
+        float sum[9]; /* those that wait for their second half: up to 256 leaves */
+        uint32_t depth = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t lo = 0, hi = n, ends = 0; /* how many sums end with leaf i */
+            while (hi - lo > 1) {
+                uint32_t mid = lo + (hi - lo) / 2;
+                ends = i < mid ? 0 : ends + 1;
+                if (i < mid)
+                    hi = mid;
+                else
+                    lo = mid;
+            }
+            sum[depth++] = leaf(i);
+            for (; ends > 0; ends--, depth--)
+                sum[depth - 2] += sum[depth - 1];
+        }
+        return sum[0];
+    }
+}
+#define TD_BY_SHARDS(kernel, n)                                                                    \
+    ((n) == 1   ? kernel<1>                                                                        \
+     : (n) == 2 ? kernel<2>                                                                        \
+     : (n) == 4 ? kernel<4>                                                                        \
+     : (n) == 8 ? kernel<8>                                                                        \
+                : kernel<0>)
+
 /* ---- a block's sums ---- */
 
 /* The factor of a norm from its sixteen chains. */

@@ -7,17 +7,27 @@ enum { S = TD_HC_STREAMS, THREADS = 128 };
 /* ---- embedding, gather, shard sums ---- */
 
 static __global__ void embed_rows(struct td_embed_args a, struct td_weight w) {
-    uint32_t i = blockIdx.x, hidden = w.cols;
-    float *x = a.x + (size_t)i * S * hidden;
-    for (uint32_t c = threadIdx.x; c < hidden; c += THREADS) {
-        float v = td_weight_value(&w, (uint32_t)a.ids[i], c);
-        for (uint32_t s = 0; s < S; s++)
-            x[s * hidden + c] = v;
-    }
+    uint32_t row = (uint32_t)a.ids[blockIdx.x] - a.first;
+    float *y = a.y + (size_t)blockIdx.x * w.cols;
+    for (uint32_t c = threadIdx.x; c < w.cols; c += THREADS)
+        y[c] = row < w.rows ? td_weight_value(&w, row, c) : 0.0f;
 }
 
 void TD_PLAIN(embed)(const struct td_device *d, const struct td_embed_args *a) {
     if (a->n) TD_LAUNCH(d, "embed", embed_rows, a->n, THREADS, 0, *a, *a->w);
+}
+
+static __global__ void expand_rows(struct td_expand_args a) {
+    size_t at = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    size_t i = at / a.hidden, c = at % a.hidden;
+    if (i >= a.n) return;
+    for (uint32_t s = 0; s < S; s++)
+        a.x[(i * S + s) * a.hidden + c] = a.y[at];
+}
+
+void TD_PLAIN(expand)(const struct td_device *d, const struct td_expand_args *a) {
+    size_t all = (size_t)a->n * a->hidden;
+    if (all) TD_LAUNCH(d, "expand", expand_rows, td_ceil(all, THREADS), THREADS, 0, *a);
 }
 
 static __global__ void gather_rows(struct td_gather_args a) {
@@ -31,18 +41,18 @@ void TD_PLAIN(gather)(const struct td_device *d, const struct td_gather_args *a)
     if (a->n) TD_LAUNCH(d, "gather", gather_rows, a->n, THREADS, 0, *a);
 }
 
-static __global__ void shard_sums(struct td_add_shards_args a) {
+template <uint32_t SHARDS> static __global__ void shard_sums(struct td_add_shards_args a) {
     size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, all = (size_t)a.n * a.dim;
     if (i >= all) return;
-    float sum = a.shard[i];
-    for (uint32_t s = 1; s < a.shards; s++)
-        sum += a.shard[s * all + i];
-    a.y[i] = sum;
+    auto shard = [&](uint32_t s) { return a.shard[s * all + i]; };
+    a.y[i] = td_tree_sum<SHARDS>(shard, a.shards);
 }
 
 void TD_PLAIN(add_shards)(const struct td_device *d, const struct td_add_shards_args *a) {
     size_t all = (size_t)a->n * a->dim;
-    if (all) TD_LAUNCH(d, "add_shards", shard_sums, td_ceil(all, THREADS), THREADS, 0, *a);
+    if (!all) return;
+    TD_LAUNCH(d, "add_shards", TD_BY_SHARDS(shard_sums, a->shards), td_ceil(all, THREADS), THREADS,
+              0, *a);
 }
 
 /* ---- norm ---- */

@@ -28,9 +28,9 @@ struct index {
     float wt_scale;
     bool score_bf16;
     int32_t *selected;
-    uint64_t *kept;  /* [n, splits, topk] */
-    uint64_t *least; /* [n, splits] what a split kept is greater */
-    uint32_t *count; /* [n, splits] */
+    uint64_t *kept;  /* [rows, splits, topk] */
+    uint64_t *least; /* [rows, splits] what a split kept is greater */
+    uint32_t *count; /* [rows, splits] */
 };
 
 /* Candidates a list has room for: whole 16 bytes. */
@@ -215,7 +215,7 @@ size_t TD_FAST(index_workspace)(uint32_t topk) {
 
 void TD_FAST(index)(const struct td_device *d, const struct td_index_args *a) {
     struct index p = {.b = *a->batch, .kv = *a->batch->kv};
-    uint32_t lanes = (a->heads + 7) & ~7u, n = p.b.n;
+    uint32_t lanes = (a->heads + 7) & ~7u, n = a->rows;
     size_t lists = list_room(a->topk, ROOM) * sizeof(uint64_t);
     size_t shared = lists + lanes * (sizeof(float) + PAD * sizeof(uint16_t));
     if (p.kv.key_dtype != TD_KV_KEY_BF16 || shared > td_cuda_of(d)->shared_max - 4096) {
@@ -229,11 +229,12 @@ void TD_FAST(index)(const struct td_device *d, const struct td_index_args *a) {
     p.layer = a->layer;
     p.heads = a->heads;
     p.topk = a->topk;
-    p.q = a->q;
-    p.wt = a->wt;
+    p.b.row += a->first;
+    p.q = a->q + (size_t)a->first * a->heads * D;
+    p.wt = a->wt + (size_t)a->first * a->heads;
     p.wt_scale = a->wt_scale;
     p.score_bf16 = a->score_bf16;
-    p.selected = a->selected;
+    p.selected = a->selected + (size_t)a->first * a->topk;
     p.kept = (uint64_t *)a->workspace;
     p.least = p.kept + (size_t)MOST_BLOCKS * a->topk;
     p.count = (uint32_t *)(void *)(p.least + MOST_BLOCKS);

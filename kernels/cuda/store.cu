@@ -117,6 +117,7 @@ static __global__ void round_groups(struct td_round_fp8_args a) {
     __shared__ float v[TD_BLOCK], max[1];
     uint32_t at = blockIdx.y * TD_BLOCK, left = a.dim - at < TD_BLOCK ? a.dim - at : TD_BLOCK;
     size_t from = (size_t)blockIdx.x * a.dim + at;
+    if (a.rows && blockIdx.x >= *a.rows) return; /* the whole block */
     if (threadIdx.x < left) v[threadIdx.x] = a.x[from + threadIdx.x];
     __syncthreads();
     fp8_round(v, left, TD_BLOCK, max);

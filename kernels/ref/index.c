@@ -55,6 +55,6 @@ static void index_row(const struct td_index_args *a, uint32_t i, uint64_t *list)
 
 void TD_OP(index)(const struct td_device *d, const struct td_index_args *a) {
     (void)d; /* one list, in the workspace */
-    for (uint32_t i = 0; i < a->batch->n; i++)
+    for (uint32_t i = a->first; i < a->first + a->rows; i++)
         index_row(a, i, a->workspace);
 }

@@ -1,6 +1,7 @@
 /* Mixture of experts: choice, grouping by expert, activation, and the sum over shards. */
 #include "kernels/ref/math.h"
 #include "kernels/ref/op.h"
+#include "kernels/ref/sum.h"
 
 /* The k experts with the greatest score + bias, ties to the lower, listed ascending. */
 static void choose(const float *score, const float *bias, uint32_t experts, uint32_t k,
@@ -52,16 +53,20 @@ void TD_OP(route)(const struct td_device *d, const struct td_route_args *a) {
 
 void TD_OP(group)(const struct td_device *d, const struct td_group_args *a) {
     (void)d; /* a counting sort: shorter than waking a thread */
-    memset(a->offset, 0, (a->experts + 1) * sizeof *a->offset);
-    for (uint32_t i = 0; i < a->n * a->k; i++)
-        a->offset[a->expert[i] + 1]++;
+    memset(a->offset, 0, (a->count + 1) * sizeof *a->offset);
+    for (uint32_t i = 0; i < a->n * a->k; i++) {
+        uint32_t e = a->expert[i] - a->first;
+        if (e < a->count) a->offset[e + 1]++;
+    }
     uint32_t next[TD_MAX_EXPERTS];
-    for (uint32_t e = 0; e < a->experts; e++) {
+    for (uint32_t e = 0; e < a->count; e++) {
         a->offset[e + 1] += a->offset[e];
         next[e] = a->offset[e];
     }
     for (uint32_t i = 0; i < a->n * a->k; i++) {
-        uint32_t row = next[a->expert[i]]++;
+        uint32_t e = a->expert[i] - a->first;
+        if (e >= a->count) continue;
+        uint32_t row = next[e]++;
         a->token[row] = i / a->k;
         a->row_weight[row] = a->weight[i];
         a->place[i] = row;
@@ -83,7 +88,7 @@ static void swiglu_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t 
 }
 
 void TD_OP(swiglu)(const struct td_device *d, const struct td_swiglu_args *a) {
-    td_threads_run(d->threads, swiglu_rows, a, a->n);
+    td_threads_run(d->threads, swiglu_rows, a, a->rows ? *a->rows : a->n);
 }
 
 static void combine_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {
@@ -92,15 +97,14 @@ static void combine_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t
     for (uint32_t i = begin; i < end; i++) {
         const uint32_t *expert = a->expert + (size_t)i * a->k, *place = a->place + (size_t)i * a->k;
         for (uint32_t c = 0; c < a->hidden; c++) {
-            float total = 0.0f;
-            for (uint32_t shard = 0, j = 0; shard < a->shards; shard++) {
-                float sum = 0.0f;
-                for (; j < a->k && expert[j] * a->shards / a->experts == shard; j++)
-                    sum += a->rows[(size_t)place[j] * a->hidden + c];
-                total = shard == 0 ? sum : total + sum;
-            }
             size_t at = (size_t)i * a->hidden + c;
-            a->y[at] = total + a->shared[at];
+            float sum[TD_MAX_HEADS] = {0.0f}; /* a shard is an output group of heads */
+            for (uint32_t j = 0; j < a->k; j++) {
+                uint32_t shard = expert[j] * a->shards / a->experts - a->first_shard;
+                if (shard < a->shards_here) sum[shard] += a->rows[(size_t)place[j] * a->hidden + c];
+            }
+            a->y[at] = tree_sum(sum, 1, a->shards_here);
+            if (a->shared) a->y[at] += a->shared[at];
         }
     }
 }

@@ -11,7 +11,7 @@ static void round_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t t
 }
 
 void TD_OP(round_fp8)(const struct td_device *d, const struct td_round_fp8_args *a) {
-    td_threads_run(d->threads, round_rows, a, a->n);
+    td_threads_run(d->threads, round_rows, a, a->rows ? *a->rows : a->n);
 }
 
 static void nvfp4_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t thread) {

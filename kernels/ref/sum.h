@@ -1,4 +1,4 @@
-/* The block sum of kernels/ops.h, as it is written there. */
+/* The block sum and the tree sum of kernels/ops.h, as they are written there. */
 #ifndef TD_KERNELS_REF_SUM_H
 #define TD_KERNELS_REF_SUM_H
 
@@ -19,6 +19,11 @@ static inline float block_sum(const float *x, size_t x_step, const float *w, siz
         total = begin == 0 ? chain : total + chain;
     }
     return total;
+}
+
+/* Of x[0], x[step], ..., n values. */
+static inline float tree_sum(const float *x, size_t step, uint32_t n) {
+    return n == 1 ? *x : tree_sum(x, step, n / 2) + tree_sum(x + n / 2 * step, step, n - n / 2);
 }
 
 #endif

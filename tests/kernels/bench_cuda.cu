@@ -293,6 +293,7 @@ static void index_bench(uint32_t n, uint32_t tokens, uint32_t topk, uint32_t lay
     struct td_index_args a = {};
     s.batch.kv = &s.kv;
     a.batch = &s.batch;
+    a.rows = n;
     a.q = (const float *)random_floats((size_t)n * HEADS * TD_INDEX_DIM);
     a.wt = (const float *)random_floats((size_t)n * HEADS);
     a.wt_scale = 0.01f;

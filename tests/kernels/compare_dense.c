@@ -22,20 +22,41 @@ static uint32_t rows(const struct td_case *c, uint32_t measured) {
     return bench(c) ? measured : rows_of[c->shape % N_ROWS];
 }
 
+/* A rank's rows of the vocabulary: all, none, the first, the last, or some in the middle. */
 static void embed(struct td_case *c) {
-    uint32_t n = rows(c, 256), vocab = 101,
-             hidden = bench(c) ? 4096 : 16 * (1 + td_case_below(c, 9));
-    float *w = td_case_floats(c, (size_t)vocab * hidden, -1, 1);
-    struct td_weight weight = {.format = TD_W_F32, .rows = vocab, .cols = hidden};
-    weight.data = td_case_put(c, TD_IN, w, (size_t)vocab * hidden * sizeof *w);
+    uint32_t n = rows(c, 256), vocab = 101, part = bench(c) ? 0 : c->shape % 5;
+    uint32_t hidden = bench(c) ? 4096 : 16 * (1 + td_case_below(c, 9));
+    uint32_t first = part == 0 || part == 2 ? 0 : part == 1 ? vocab : td_case_below(c, vocab);
+    uint32_t own = part == 1 ? 1 : vocab - first;
+    if (part == 2 || part == 4) own = 1 + td_case_below(c, own);
+    float *w = td_case_floats(c, (size_t)own * hidden, -1, 1);
+    struct td_weight weight = {.format = TD_W_F32, .rows = own, .cols = hidden};
+    weight.data = td_case_put(c, TD_IN, w, (size_t)own * hidden * sizeof *w);
     free(w);
     int32_t ids[256];
     for (uint32_t i = 0; i < n; i++)
         ids[i] = (int32_t)td_case_below(c, vocab);
+    float *y = td_case_output(c, TD_FLOATS, (size_t)n * hidden * 4);
+    c->bytes = (double)n * 2 * hidden * 4;
+    TD_CASE_TEXT(c, "n %u, hidden %u, rows %u of %u from %u", n, hidden, own, vocab, first);
+    TD_CASE_CALL(c, embed, .w = &weight, .ids = td_case_put(c, TD_IN, ids, n * 4), .y = y, .n = n,
+                 .first = first);
+}
+
+static void expand(struct td_case *c) {
+    uint32_t n = rows(c, 256), hidden = bench(c) ? 4096 : 16 * (1 + td_case_below(c, 9));
     float *x = td_case_output(c, TD_FLOATS, (size_t)n * 4 * hidden * 4);
     c->bytes = (double)n * 5 * hidden * 4;
     TD_CASE_TEXT(c, "n %u, hidden %u", n, hidden);
-    TD_CASE_CALL(c, embed, .w = &weight, .ids = td_case_put(c, TD_IN, ids, n * 4), .x = x, .n = n);
+    TD_CASE_CALL(c, expand, .y = td_case_input(c, (size_t)n * hidden, -1, 1), .x = x, .n = n,
+                 .hidden = hidden);
+}
+
+/* How many of n rows count: NULL for all, or a number in the variant's memory, 0 and n among them.
+ */
+static const uint32_t *counted(struct td_case *c, uint32_t n) {
+    uint32_t count = c->shape % 4 == 1 ? 0 : c->shape % 4 == 2 ? n : td_case_below(c, n + 1);
+    return bench(c) || c->shape % 4 == 0 ? NULL : td_case_put(c, TD_IN, &count, sizeof count);
 }
 
 static void linear_of(struct td_case *c, uint32_t n, uint32_t k, const uint32_t *out,
@@ -89,10 +110,12 @@ static uint32_t grouping(struct td_case *c, uint32_t experts, uint32_t most,
                          uint32_t **ret_offset) {
     uint32_t *offset = malloc((experts + 1) * sizeof *offset);
     if (!offset) abort();
+    bool none = !bench(c) && c->shape % 8 == 7; /* all chosen experts are other ranks' */
     offset[0] = 0;
     for (uint32_t e = 0; e < experts; e++)
-        offset[e + 1] =
-            offset[e] + (bench(c) ? most : td_case_below(c, 3) * td_case_below(c, most));
+        offset[e + 1] = offset[e] + (none       ? 0
+                                     : bench(c) ? most
+                                                : td_case_below(c, 3) * td_case_below(c, most));
     *ret_offset = offset;
     return offset[experts];
 }
@@ -108,6 +131,7 @@ static void expert_linear(struct td_case *c) {
     if (!x_row) abort();
     for (uint32_t i = 0; i < n; i++)
         x_row[i] = td_case_below(c, inputs);
+    uint32_t room = n + 3; /* rows of the output: as many as the step could have had */
     struct td_expert_linear_args a = {.experts = experts, .parts = parts, .x_stride = k + 1};
     a.x = td_case_input(c, (size_t)(indirect ? inputs : n) * a.x_stride + 1, -1, 1);
     a.offset = td_case_put(c, TD_IN, offset, (experts + 1) * 4);
@@ -115,7 +139,7 @@ static void expert_linear(struct td_case *c) {
     struct td_matrix *w[2] = {NULL, NULL};
     for (uint32_t i = 0; i < parts; i++) {
         a.w[i] = w[i] = td_case_matrices(c, experts, out, k, bf16);
-        a.y[i] = td_case_output(c, TD_FLOATS, (size_t)n * out * 4);
+        a.y[i] = td_case_output(c, TD_FLOATS, (size_t)room * out * 4);
     }
     c->flops = 2.0 * n * k * out * parts;
     c->bytes = (double)k * out * parts * experts * (bf16 ? 2 : 4);
@@ -136,10 +160,11 @@ static void round_fp8(struct td_case *c) {
     if (!bench(c)) v[td_case_below(c, n * dim)] = INFINITY;
     const float *x = td_case_put(c, TD_IN, v, (size_t)n * dim * 4);
     free(v);
+    const uint32_t *used = counted(c, n);
     c->bytes = (double)n * dim * 8;
     TD_CASE_TEXT(c, "n %u, dim %u", n, dim);
     TD_CASE_CALL(c, round_fp8, .x = x, .y = td_case_output(c, TD_FLOATS, (size_t)n * dim * 4),
-                 .n = n, .dim = dim);
+                 .rows = used, .n = n, .dim = dim);
 }
 
 static void round_nvfp4(struct td_case *c) {
@@ -150,8 +175,8 @@ static void round_nvfp4(struct td_case *c) {
     TD_CASE_TEXT(c, "n %u, dim %u", n, dim);
     c->bytes = (double)n * dim * 8;
     TD_CASE_CALL(c, round_nvfp4, .x = x, .offset = td_case_put(c, TD_IN, offset, (experts + 1) * 4),
-                 .w = w, .y = td_case_output(c, TD_FLOATS, (size_t)n * dim * 4), .experts = experts,
-                 .dim = dim);
+                 .w = w, .y = td_case_output(c, TD_FLOATS, (size_t)(n + 3) * dim * 4),
+                 .experts = experts, .dim = dim);
     free(w);
     free(offset);
 }
@@ -210,7 +235,7 @@ static void hc_head(struct td_case *c) {
 }
 
 static void add_shards(struct td_case *c) {
-    uint32_t n = rows(c, 256), shards = bench(c) ? 8 : 1 + td_case_below(c, 8);
+    uint32_t n = rows(c, 256), shards = bench(c) ? 8 : 1 + td_case_below(c, 17);
     uint32_t dim = bench(c) ? 4096 : 1 + td_case_below(c, 100);
     const float *x = td_case_input(c, (size_t)shards * n * dim, -1, 1);
     c->bytes = (double)n * dim * 4 * (shards + 1);
@@ -256,14 +281,35 @@ static uint32_t *choices(struct td_case *c, uint32_t n, uint32_t k, uint32_t exp
     return expert;
 }
 
+/* Shards first..first + here - 1 of a rank: all, the last rank's, or any stretch. */
+static void shards_of(struct td_case *c, uint32_t *ret_shards, uint32_t *ret_first,
+                      uint32_t *ret_here) {
+    static const uint32_t several[] = {1, 2, 3, 4, 6, 8, 8, 16};
+    uint32_t shards = bench(c) ? 8 : pick(c, several, 8), ranks = 1u << td_case_below(c, 4);
+    *ret_shards = *ret_here = shards;
+    *ret_first = 0;
+    if (bench(c) || c->shape % 3 == 0) return;
+    while (ranks > shards)
+        ranks /= 2;
+    *ret_here = c->shape % 3 == 1 ? shards / ranks : 1 + td_case_below(c, shards);
+    *ret_first = c->shape % 3 == 1 ? shards - *ret_here : td_case_below(c, shards - *ret_here + 1);
+}
+
 static void group(struct td_case *c) {
     uint32_t n = rows(c, 512), experts = bench(c) ? 256 : 4 + td_case_below(c, 60);
     uint32_t k = bench(c) ? 6 : 1 + td_case_below(c, 4), *expert = choices(c, n, k, experts);
+    uint32_t first = 0, count = experts;
+    if (!bench(c) && c->shape % 4 > 0) { /* any, none, the last ones: few are chosen */
+        first = td_case_below(c, experts);
+        count = c->shape % 4 == 1   ? td_case_below(c, experts - first + 1)
+                : c->shape % 4 == 2 ? 0
+                                    : experts - first;
+    }
     c->bytes = (double)n * k * 20;
-    TD_CASE_TEXT(c, "n %u, %u of %u experts", n, k, experts);
+    TD_CASE_TEXT(c, "n %u, %u of %u experts, %u from %u", n, k, experts, count, first);
     TD_CASE_CALL(c, group, .expert = td_case_put(c, TD_IN, expert, n * k * 4),
-                 .weight = td_case_input(c, n * k, 0, 1), .n = n, .k = k, .experts = experts,
-                 .offset = td_case_output(c, TD_OUT, (experts + 1) * 4),
+                 .weight = td_case_input(c, n * k, 0, 1), .n = n, .k = k, .first = first,
+                 .count = count, .offset = td_case_output(c, TD_OUT, (experts + 1) * 4),
                  .token = td_case_output(c, TD_OUT, n * k * 4),
                  .row_weight = td_case_output(c, TD_FLOATS, n * k * 4),
                  .place = td_case_output(c, TD_OUT, n * k * 4));
@@ -273,31 +319,38 @@ static void group(struct td_case *c) {
 static void swiglu(struct td_case *c) {
     uint32_t n = rows(c, 512), inner = bench(c) ? 2048 : 8 * (1 + td_case_below(c, 20));
     const float *w = td_case_input(c, n, 0, 2);
+    const uint32_t *used = counted(c, n);
     c->bytes = (double)n * inner * 12;
     TD_CASE_TEXT(c, "n %u, inner %u", n, inner);
     TD_CASE_CALL(c, swiglu, .a = td_case_input(c, (size_t)n * inner, -99, 20),
                  .b = td_case_input(c, (size_t)n * inner, -20, 20),
                  .weight = td_case_below(c, 2) ? w : NULL,
-                 .t = td_case_output(c, TD_FLOATS, (size_t)n * inner * 4), .n = n, .inner = inner,
-                 .limit = 10);
+                 .t = td_case_output(c, TD_FLOATS, (size_t)n * inner * 4), .rows = used, .n = n,
+                 .inner = inner, .limit = 10);
 }
 
+/* Places of experts of other ranks' shards point nowhere. */
 static void combine(struct td_case *c) {
-    uint32_t n = rows(c, 256), experts = bench(c) ? 256 : 4 + td_case_below(c, 12),
-             hidden = hidden_of(c);
+    uint32_t n = rows(c, 256), experts = bench(c) ? 256 : 4 + td_case_below(c, 28),
+             hidden = hidden_of(c), shards, first, here;
     uint32_t k = bench(c) ? 6 : 1 + td_case_below(c, 4), *expert = choices(c, n, k, experts);
     uint32_t *place = malloc((size_t)n * k * sizeof *place);
     if (!place) abort();
+    shards_of(c, &shards, &first, &here);
     for (uint32_t i = 0; i < n * k; i++)
-        place[i] = td_case_below(c, n * k);
+        place[i] =
+            expert[i] * shards / experts - first < here ? td_case_below(c, n * k) : 0xffffffffu;
+    const float *shared = td_case_input(c, (size_t)n * hidden, -1, 1);
     c->bytes = (double)n * hidden * 4 * (k + 2);
-    TD_CASE_TEXT(c, "n %u, %u of %u experts, hidden %u", n, k, experts, hidden);
+    TD_CASE_TEXT(c, "n %u, %u of %u experts, hidden %u, %u of %u shards from %u", n, k, experts,
+                 hidden, here, shards, first);
     TD_CASE_CALL(c, combine, .rows = td_case_input(c, (size_t)n * k * hidden, -1, 1),
                  .expert = td_case_put(c, TD_IN, expert, n * k * 4),
                  .place = td_case_put(c, TD_IN, place, n * k * 4),
-                 .shared = td_case_input(c, (size_t)n * hidden, -1, 1),
+                 .shared = bench(c) || td_case_below(c, 2) ? shared : NULL,
                  .y = td_case_output(c, TD_FLOATS, (size_t)n * hidden * 4), .n = n, .k = k,
-                 .hidden = hidden, .experts = experts, .shards = 1 + td_case_below(c, 4));
+                 .hidden = hidden, .experts = experts, .shards = shards, .first_shard = first,
+                 .shards_here = here);
     free(expert);
     free(place);
 }
@@ -315,21 +368,22 @@ static void gather(struct td_case *c) {
 }
 
 const struct td_op_cases td_cases_dense[] = {
-    {"embed", embed, N_ROWS, 0},
+    {"embed", embed, 2 * N_ROWS, 0},
+    {"expand", expand, N_ROWS, 0},
     {"linear", linear_one, 4 * N_ROWS, 1e-5},
     {"linear", linear_many, 0, 1e-5},
     {"expert_linear", expert_linear, 2 * N_ROWS, 1e-5},
-    {"round_fp8", round_fp8, N_ROWS, 0},
+    {"round_fp8", round_fp8, 2 * N_ROWS, 0},
     {"round_nvfp4", round_nvfp4, N_ROWS, 0},
     {"rms_norm", rms_norm, 2 * N_ROWS, 1e-5},
     {"hc_pre", hc_pre, N_ROWS, 1e-5},
     {"hc_post", hc_post, N_ROWS, 1e-5},
     {"hc_head", hc_head, N_ROWS, 1e-5},
-    {"add_shards", add_shards, N_ROWS, 1e-6},
+    {"add_shards", add_shards, 2 * N_ROWS, 1e-6},
     {"route", route, 2 * N_ROWS, 1e-5},
-    {"group", group, N_ROWS, 0},
-    {"swiglu", swiglu, N_ROWS, 1e-5},
-    {"combine", combine, N_ROWS, 1e-6},
+    {"group", group, 2 * N_ROWS, 0},
+    {"swiglu", swiglu, 2 * N_ROWS, 1e-5},
+    {"combine", combine, 4 * N_ROWS, 1e-6},
     {"gather", gather, N_ROWS, 0},
     {0},
 };

@@ -251,11 +251,17 @@ static void index_of(struct td_case *c) {
     free(q);
     size_t workspace = c->device->backend->index_workspace(heads, topk, w.batch.n);
     void *space = td_case_output(c, TD_SCRATCH, workspace);
+    /* Some rows of the step: all, none, the last ones, any. */
+    uint32_t first = 0, some = w.batch.n;
+    if (!bench(c) && c->shape % 8 > 4) first = td_case_below(c, w.batch.n);
+    if (!bench(c) && c->shape % 8 == 4) some = 0;
+    if (!bench(c) && c->shape % 8 > 4) some -= first;
+    if (!bench(c) && c->shape % 8 > 5) some = td_case_below(c, some + 1);
     c->flops = 2.0 * w.batch.n * heads * TD_INDEX_DIM * (w.batch.max_pos / 4.0);
     c->bytes = (double)w.kv.key_bytes * (w.batch.max_pos / 4.0);
-    TD_CASE_CALL(c, index, .batch = &w.batch, .layer = CSA, .q = there,
-                 .wt = td_case_input(c, (size_t)w.batch.n * heads, -1, 1), .wt_scale = 0.3f,
-                 .heads = heads, .topk = topk, .score_bf16 = td_case_below(c, 2),
+    TD_CASE_CALL(c, index, .batch = &w.batch, .layer = CSA, .first = first, .rows = some,
+                 .q = there, .wt = td_case_input(c, (size_t)w.batch.n * heads, -1, 1),
+                 .wt_scale = 0.3f, .heads = heads, .topk = topk, .score_bf16 = td_case_below(c, 2),
                  .selected = td_case_output(c, TD_OUT, (size_t)w.batch.n * topk * 4),
                  .workspace = space);
 }

@@ -62,6 +62,7 @@ static void count(const char *name, uint64_t t0, double flop) {
         return 0;                                                                                  \
     }
 PLAIN(embed)
+PLAIN(expand)
 PLAIN(round_fp8)
 PLAIN(round_nvfp4)
 PLAIN(hc_pre)
@@ -116,7 +117,7 @@ static double name_compress(const struct td_compress_args *a, char *name) {
 
 static double name_index(const struct td_index_args *a, char *name) {
     double pairs = 0;
-    for (uint32_t i = 0; i < a->batch->n; i++) {
+    for (uint32_t i = a->first; i < a->first + a->rows; i++) {
         uint32_t seen = (a->batch->row[i].pos + 1) / TD_CSA_RATIO;
         pairs += seen > a->topk ? seen : 0;
     }

@@ -260,6 +260,7 @@ static void index_case(uint32_t heads, uint32_t topk, const uint32_t *n) {
             *got = td_test_bytes(chosen * sizeof *got);
     struct td_device host = td_test_device(1);
     struct td_index_args a = {.batch = &s.batch,
+                              .rows = s.batch.n,
                               .layer = 1,
                               .q = q,
                               .wt = wt,

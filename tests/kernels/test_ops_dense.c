@@ -285,17 +285,28 @@ static void hc_head(void **state) {
     free(x);
 }
 
+/* All of the vocabulary, then a rank's rows of it: ids of others are zeros, no negative ones. */
 static void embed_and_gather(void **state) {
     (void)state;
-    enum { V = 11, H = 32, N = 6 };
+    enum { V = 11, H = 32, N = 6, FIRST = 4 };
     float *w = td_test_floats(V * H, -1, 1), *x = td_test_poison(N * 4 * H),
-          *y = td_test_poison(3 * H);
+          *y = td_test_poison(N * H), none[H] = {0};
     struct td_weight view = {.format = TD_W_F32, .rows = V, .cols = H, .data = w};
     int32_t ids[N] = {0, 10, 3, 3, 7, 1};
-    struct td_embed_args a = {.w = &view, .ids = ids, .x = x, .n = N};
-    ALL_TABLES("embed", embed, &a, x, N * 4 * H * sizeof *x);
+    struct td_embed_args a = {.w = &view, .ids = ids, .y = y, .n = N};
+    ALL_TABLES("embed", embed, &a, y, N * H * sizeof *y);
+    for (uint32_t i = 0; i < N; i++)
+        td_test_same("embed", y + i * H, w + ids[i] * H, H * sizeof *y);
+    struct td_expand_args e = {.y = y, .x = x, .n = N, .hidden = H};
+    ALL_TABLES("expand", expand, &e, x, N * 4 * H * sizeof *x);
     for (uint32_t i = 0; i < N * 4; i++)
-        td_test_same("embed", x + i * H, w + ids[i / 4] * H, H * sizeof *x);
+        td_test_same("expand", x + i * H, w + ids[i / 4] * H, H * sizeof *x);
+    view.rows = 6; /* 4..9 */
+    view.data = w + FIRST * H;
+    a.first = FIRST;
+    ALL_TABLES("embed", embed, &a, y, N * H * sizeof *y);
+    for (uint32_t i = 0; i < N; i++)
+        td_test_same("embed", y + i * H, ids[i] == 7 ? w + 7 * H : none, H * sizeof *y);
     uint32_t index[3] = {9, 0, 9};
     struct td_gather_args g = {.x = w, .index = index, .y = y, .n = 3, .dim = H};
     ALL_TABLES("gather", gather, &g, y, 3 * H * sizeof *y);
@@ -306,14 +317,29 @@ static void embed_and_gather(void **state) {
     free(w);
 }
 
+/* The bits of the tree, and of ranks that sum a stretch of the shards each. */
 static void add_shards(void **state) {
     (void)state;
-    enum { S = 3, N = 4, D = 24 };
-    float *shard = td_test_floats(S * N * D, -1, 1), y[N * D];
-    struct td_add_shards_args a = {.shard = shard, .y = y, .shards = S, .n = N, .dim = D};
+    enum { S = 8, N = 4, D = 27, ALL = N * D };
+    float *shard = td_test_floats(S * ALL, -1, 1), y[ALL], part[2][ALL];
+    struct td_add_shards_args a = {.shard = shard, .y = y, .shards = 3, .n = N, .dim = D};
     ALL_TABLES("add_shards", add_shards, &a, y, sizeof y);
-    for (uint32_t i = 0; i < N * D; i++)
-        assert_true(y[i] == (shard[i] + shard[N * D + i]) + shard[2 * N * D + i]);
+    for (uint32_t i = 0; i < ALL; i++)
+        assert_true(y[i] == shard[i] + (shard[ALL + i] + shard[2 * ALL + i]));
+    a.shards = 6; /* two ranks with an odd number each */
+    ALL_TABLES("add_shards", add_shards, &a, y, sizeof y);
+    for (uint32_t r = 0; r < 2; r++)
+        table[0]->add_shards(&dev, &(struct td_add_shards_args){shard + r * 3 * ALL, part[r],
+                                                                .shards = 3, .n = N, .dim = D});
+    for (uint32_t i = 0; i < ALL; i++)
+        assert_true(y[i] == part[0][i] + part[1][i]);
+    a.shards = S;
+    ALL_TABLES("add_shards", add_shards, &a, y, sizeof y);
+    for (uint32_t i = 0; i < ALL; i++) {
+        const float *x = shard + i;
+        assert_true(y[i] == ((x[0] + x[ALL]) + (x[2 * ALL] + x[3 * ALL])) +
+                                ((x[4 * ALL] + x[5 * ALL]) + (x[6 * ALL] + x[7 * ALL])));
+    }
     free(shard);
 }
 

@@ -88,6 +88,7 @@ static void exact_case(uint32_t heads, uint32_t topk, const uint32_t *start, con
         memset(got, 0x55, (size_t)total * topk * sizeof *got);
         memset(workspace, 0xa5, space + 64);
         struct td_index_args a = {.batch = &s.batch,
+                                  .rows = s.batch.n,
                                   .layer = LAYER,
                                   .q = q,
                                   .wt = wt,
@@ -155,6 +156,7 @@ static void equal_scores_take_the_lowest(void **state) {
     int32_t got[TOPK];
     void *workspace = td_test_bytes(td_index_workspace(HEADS, TOPK));
     struct td_index_args a = {.batch = &s.batch,
+                              .rows = s.batch.n,
                               .layer = LAYER,
                               .q = q,
                               .wt = wt,
@@ -225,6 +227,7 @@ static void hadamard_on_both_changes_nothing(void **state) {
         struct td_index_query_args iq = {.q = h, .n = N, .heads = HEADS, .hadamard = mode > 0};
         table[0]->index_query(&dev, &iq);
         struct td_index_args a = {.batch = &s.batch,
+                                  .rows = s.batch.n,
                                   .layer = LAYER,
                                   .q = h,
                                   .wt = wt,
@@ -254,7 +257,8 @@ static void hadamard_on_both_changes_nothing(void **state) {
     td_sequences_finish(&s);
 }
 
-/* A query's choice is the same alone and among others (prefill and decode forms). */
+/* A query's choice is the same alone and among others (prefill and decode forms), and when only a
+ * stretch of the step's rows is asked for. */
 static void alone_or_together(void **state) {
     (void)state;
     enum { HEADS = 4, TOPK = 64, POS = 4500, N = 37 };
@@ -280,7 +284,25 @@ static void alone_or_together(void **state) {
                               .workspace = workspace};
     s.pos[0] = POS;
     td_sequences_step(&s, (uint32_t[]){N});
+    a.rows = N;
     table[tables - 1]->index(&dev, &a);
+    for (uint32_t t = 0; t < tables; t++)
+        for (uint32_t r = 0; r < 4; r++) { /* stretches of the step's rows; one of none */
+            uint32_t from[] = {0, 13, 13, 30, N};
+            int32_t *part = td_test_bytes(N * TOPK * 4);
+            memset(part, 0x55, N * TOPK * 4);
+            a.first = from[r];
+            a.rows = from[r + 1] - from[r];
+            a.selected = part;
+            table[t]->index(&dev, &a);
+            for (uint32_t i = 0; i < N * TOPK; i++)
+                assert_int_equal(part[i], i / TOPK < a.first || i / TOPK >= a.first + a.rows
+                                              ? 0x55555555
+                                              : all[i]);
+            free(part);
+        }
+    a.first = 0;
+    a.rows = 1;
     a.selected = one;
     for (uint32_t t = 0; t < tables; t++)
         for (uint32_t i = 0; i < N; i++) {
