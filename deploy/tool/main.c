@@ -13,6 +13,7 @@ static const struct {
     {"down", td_cmd_down, "stop it"},
     {"status", td_cmd_status, "show a running cluster: workers, ledgers, effective settings"},
     {"restart", td_cmd_restart, "restart one role; no other process is touched"},
+    {"rolling-restart", td_cmd_rolling, "restart workers one after another, losing no stream"},
     {"drain", td_cmd_drain, "give a worker no new work and wait until it has none"},
     {"resume", td_cmd_resume, "give it work again"},
     {"logs", td_cmd_logs, "show the log of one role or of all"},
@@ -27,7 +28,7 @@ enum { N_COMMANDS = sizeof commands / sizeof *commands };
 static void usage(FILE *out) {
     fprintf(out, "usage: tandem COMMAND [OPTION...]\n\n");
     for (int i = 0; i < N_COMMANDS; i++)
-        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
+        fprintf(out, "  %-15s %s\n", commands[i].name, commands[i].help);
     fprintf(
         out,
         "\n`tandem COMMAND --help` explains one. Exit codes: 0 done, 1 failed, 2 wrong usage.\n");

@@ -14,6 +14,7 @@ int td_cmd_up(int argc, char **argv);
 int td_cmd_down(int argc, char **argv);
 int td_cmd_status(int argc, char **argv);
 int td_cmd_restart(int argc, char **argv);
+int td_cmd_rolling(int argc, char **argv);
 int td_cmd_drain(int argc, char **argv);
 int td_cmd_resume(int argc, char **argv);
 int td_cmd_logs(int argc, char **argv);

@@ -1,7 +1,9 @@
 /* Looking at a cluster until something has happened. */
 #include "deploy/tool/watch.h"
 
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -10,6 +12,19 @@
 
 enum { ASK_MS = 2000, LOOK_NS = 50000000 };
 #define SECOND_NS 1000000000ull
+
+static volatile sig_atomic_t interrupted;
+
+static void note_interrupt(int signal_number) {
+    (void)signal_number;
+    interrupted = 1;
+}
+
+void td_watch_interrupts(void) {
+    struct sigaction sa = {.sa_handler = note_interrupt}; /* no SA_RESTART: sleeps end */
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+}
 
 static bool is_router(const struct td_target *t) {
     return strcmp(t->name, "router") == 0;
@@ -32,6 +47,16 @@ static bool pair_serves(const json_t *pairs, const char *name) {
     return with == 0 || proven > 0;
 }
 
+static void read_worker(const json_t *cluster, const json_t *w, struct td_watched *ret) {
+    ret->answers = ret->present = true;
+    snprintf(ret->name, sizeof ret->name, "%s", string_of(w, "name"));
+    snprintf(ret->epoch, sizeof ret->epoch, "%s", string_of(w, "epoch"));
+    ret->pid = (long)json_integer_value(json_object_get(w, "pid"));
+    ret->requests = (long)json_integer_value(json_object_get(w, "legs"));
+    ret->draining = json_is_true(json_object_get(w, "draining"));
+    ret->serves = pair_serves(json_object_get(cluster, "pairs"), ret->name);
+}
+
 void td_watch_worker(const struct td_target *t, struct td_watched *ret) {
     json_t *cluster = NULL, *w;
     long http = 0;
@@ -41,15 +66,40 @@ void td_watch_worker(const struct td_target *t, struct td_watched *ret) {
     if (td_client_get(t->url, "/v1/cluster", ASK_MS, &cluster, &http, &ignored) != TD_OK) return;
     ret->answers = http == 200;
     json_array_foreach(json_object_get(cluster, "workers"), i, w) {
-        if (strcmp(string_of(w, "name"), t->name) != 0) continue;
-        ret->present = true;
-        snprintf(ret->epoch, sizeof ret->epoch, "%s", string_of(w, "epoch"));
-        ret->pid = (long)json_integer_value(json_object_get(w, "pid"));
-        ret->requests = (long)json_integer_value(json_object_get(w, "legs"));
-        ret->draining = json_is_true(json_object_get(w, "draining"));
-        ret->serves = pair_serves(json_object_get(cluster, "pairs"), t->name);
+        if (strcmp(string_of(w, "name"), t->name) == 0) read_worker(cluster, w, ret);
     }
     json_decref(cluster);
+}
+
+/* By role, decode first as a cluster starts, and by number. */
+static int by_name(const void *a, const void *b) {
+    return strverscmp(((const struct td_watched *)a)->name, ((const struct td_watched *)b)->name);
+}
+
+td_status td_watch_fleet(const struct td_target *t, struct td_watched *ret, int cap, int *ret_n,
+                         struct td_error *err) {
+    json_t *cluster = NULL, *w;
+    long http = 0;
+    size_t i;
+    char message[300];
+    TD_TRY(td_client_get(t->url, "/v1/cluster", ASK_MS, &cluster, &http, err));
+    const json_t *workers = json_object_get(cluster, "workers");
+    td_status st = TD_OK;
+    *ret_n = 0;
+    if (http != 200)
+        st = td_fail(err, TD_INVALID, "%s/v1/cluster: %s", t->url,
+                     td_client_message(cluster, http, message));
+    else if (json_array_size(workers) > (size_t)cap)
+        st = td_fail(err, TD_TOO_LONG, "%zu workers; at most %d are watched",
+                     json_array_size(workers), cap);
+    else
+        json_array_foreach(workers, i, w) {
+            memset(&ret[*ret_n], 0, sizeof *ret);
+            read_worker(cluster, w, &ret[(*ret_n)++]);
+        }
+    json_decref(cluster);
+    qsort(ret, (size_t)*ret_n, sizeof *ret, by_name);
+    return st;
 }
 
 td_status td_watch_drain(const struct td_target *t, bool draining, struct td_error *err) {
@@ -69,8 +119,9 @@ td_status td_watch_drain(const struct td_target *t, bool draining, struct td_err
     return st;
 }
 
-static void wait_a_little(void) {
+td_status td_watch_a_little(struct td_error *err) {
     nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    return interrupted ? td_fail(err, TD_CANCELLED, "interrupted") : TD_OK;
 }
 
 td_status td_watch_until_idle(const struct td_target *t, long timeout_s, struct td_error *err) {
@@ -89,7 +140,7 @@ td_status td_watch_until_idle(const struct td_target *t, long timeout_s, struct 
         if (td_now_ns() >= until)
             return td_fail(err, TD_TIMEOUT, "%s still has %ld requests after %ld s", t->name,
                            w.requests, timeout_s);
-        wait_a_little();
+        TD_TRY(td_watch_a_little(err));
     }
 }
 
@@ -133,6 +184,6 @@ td_status td_watch_until_serving(const struct td_target *t, const char *old_epoc
         if (td_now_ns() >= until)
             return td_fail(err, TD_TIMEOUT, "%s does not serve after %ld s: %s", t->name, timeout_s,
                            why);
-        wait_a_little();
+        TD_TRY(td_watch_a_little(err));
     }
 }

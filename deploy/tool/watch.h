@@ -9,6 +9,7 @@
 struct td_watched {
     bool answers; /* the router */
     bool present; /* the worker is linked */
+    char name[TD_PROC_NAME_MAX];
     char epoch[24];
     long pid, requests;
     bool draining;
@@ -17,6 +18,16 @@ struct td_watched {
 
 /* One look at worker t->name. */
 void td_watch_worker(const struct td_target *t, struct td_watched *ret);
+/* One look at every linked worker: `ret` holds up to `cap` of them, decode workers first,
+ * by number. TOO_LONG: there are more; else what asking the router may fail with. */
+TD_MUST_USE td_status td_watch_fleet(const struct td_target *t, struct td_watched *ret, int cap,
+                                     int *ret_n, struct td_error *err);
+
+/* From here on ^C and SIGTERM end the waits below with CANCELLED instead of the process, so that
+ * what was begun can be taken back. */
+void td_watch_interrupts(void);
+/* Between two looks. CANCELLED: see above. */
+TD_MUST_USE td_status td_watch_a_little(struct td_error *err);
 
 /* Tells the router to drain (or resume) t->name. */
 TD_MUST_USE td_status td_watch_drain(const struct td_target *t, bool draining,

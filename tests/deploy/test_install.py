@@ -13,6 +13,7 @@ import sys
 import tempfile
 import unittest
 
+TREE = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 UNITS = ("tandem-router.service", "tandem-prefill@.service", "tandem-decode@.service", "tandem.target")
 ROLES = ("router", "prefill", "decode")
@@ -81,6 +82,11 @@ class TestInstall(unittest.TestCase):
         for page in ("tandem.1", "tandem.conf.5", *(f"tandem-{r}.8" for r in ROLES)):
             self.assertEqual(self.files[page].parent.name, "man" + page[-1])
         self.assertTrue((self.prefix / "lib/sysusers.d/tandem.conf").is_file())
+        for script in (TREE / "deploy" / "ops").iterdir():
+            path = self.prefix / "share/tandem/ops" / script.name
+            self.assertEqual(os.access(path, os.X_OK), script.name != "find-tool", path)
+        r = run(self.prefix / "share/tandem/ops/restart", "--help")  # the tool installed with it
+        self.assertEqual((r.returncode, r.stdout), (0, run(self.prefix / "bin/tandem", "restart", "--help").stdout))
         model = self.prefix / "share/tandem/models/needle"
         self.assertLessEqual({"config.json", "model.safetensors", "tokenizer.json"},
                              {p.name for p in model.iterdir()})

@@ -86,6 +86,19 @@ class Cluster:
     def tool(self, *args, **kw):
         return subprocess.run([TANDEM, *map(str, args)], text=True, capture_output=True, **kw)
 
+    def ops_path(self, script):
+        """A script of deploy/ops as it is installed: beside the programs of BUILD."""
+        prefix = self.dir / "usr"
+        if not prefix.exists():
+            shutil.copytree(TREE / "deploy" / "ops", prefix / "share/tandem/ops")
+            (prefix / "bin").mkdir()
+            (prefix / "bin/tandem").symlink_to(TANDEM)
+        return prefix / "share/tandem/ops" / script
+
+    def ops(self, script, *args, **kw):
+        return subprocess.run([self.ops_path(script), *map(str, args), "--config", self.config],
+                              text=True, capture_output=True, **kw)
+
     def pid(self, name):
         return int((self.dir / f"{name}.pid").read_text().split()[0])
 
