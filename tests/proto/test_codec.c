@@ -330,6 +330,11 @@ static void test_selections(void **state) {
     REFUSED(count[0] = TD_SELECTION_ENTRIES_MAX + 1; count[1] = 0;
             s[0].n_entries = s[1].n_entries = count[0]);
 #undef REFUSED
+    for (uint32_t i = 0; i < TD_SELECTION_ENTRIES_MAX; i++)
+        entry[i] = UINT32_MAX - TD_SELECTION_ENTRIES_MAX + i;
+    count[0] = TD_SELECTION_ENTRIES_MAX;
+    s[0] = s[1] = (struct td_selection){1, TD_SELECTION_ENTRIES_MAX, layer, count, entry};
+    decode_like(buf, encode(&m, buf), &m, false); /* as many as there may be, of the longest */
 }
 
 /* ---- hostile bytes ---- */
