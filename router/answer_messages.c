@@ -5,6 +5,7 @@
 
 #include "router/answer.h"
 #include "router/api_anthropic.h"
+#include "router/json_read.h"
 
 enum { BLOCK_NONE, BLOCK_THINKING, BLOCK_TEXT, BLOCK_TOOL };
 
@@ -200,9 +201,8 @@ static void tool_block(struct td_json_out *w, const struct td_answer *a,
     td_json_key(w, "input");
     /* What was cut, or written raw and wrong, is no JSON: the client gets it as text. */
     const struct td_json_out *arguments = &t->calls[i].arguments;
-    const int flags = JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL; /* integers of any length */
-    json_t *v = json_loadb(arguments->n ? arguments->p : "", arguments->n, flags, NULL);
-    if (v) {
+    json_t *v = NULL;
+    if (td_json_read(arguments->p, arguments->n, TD_JSON_LOOSE, &v, NULL) == TD_OK) {
         td_json_value(w, arguments->p, arguments->n);
     } else {
         td_json_open(w, '{');

@@ -1,6 +1,7 @@
 /* See api_responses.h. */
 #include "router/api_responses.h"
 #include "router/json_build.h"
+#include "router/json_read.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,8 +70,8 @@ void td_responses_free(struct td_responses *r) {
 
 static td_status add_stored(const char *text, size_t n, const char *key, json_t *messages,
                             struct td_api_error *e) {
-    json_t *v = json_loadb(text, n, JSON_ALLOW_NUL, NULL);
-    if (!v) return td_api_no_memory(e);
+    json_t *v = NULL;
+    if (td_json_read(text, n, TD_JSON_STRICT, &v, NULL) != TD_OK) return td_api_no_memory(e);
     td_status st = td_response_items_read(key ? json_object_get(v, key) : v, messages, e);
     json_decref(v);
     return st;
@@ -366,10 +367,11 @@ td_status td_api_responses_echo(struct td_responses *r, const json_t *root,
         bad |= json_object_set_new(out, nulls[i], v ? json_deep_copy(v) : json_null());
     }
     for (size_t i = 0; !bad && i < sizeof defaults / sizeof defaults[0]; i++) {
-        const json_t *v = td_field(&f, defaults[i].key);
-        bad |= json_object_set_new(out, defaults[i].key,
-                                   v ? json_deep_copy(v)
-                                     : json_loads(defaults[i].value, JSON_DECODE_ANY, NULL));
+        const json_t *given = td_field(&f, defaults[i].key);
+        const char *text = defaults[i].value;
+        json_t *v = given ? json_deep_copy(given) : NULL;
+        if (!given) bad |= td_json_read(text, strlen(text), TD_JSON_STRICT, &v, NULL) != TD_OK;
+        bad |= json_object_set_new(out, defaults[i].key, v);
     }
     if (!bad) bad |= json_object_set_new(out, "store", json_boolean(r->store != NULL));
     char *text = bad ? NULL : json_dumps(out, JSON_COMPACT);

@@ -1,10 +1,10 @@
 /* GET and DELETE /v1/responses/ID, GET /v1/responses/ID/input_items: what the Responses API keeps.
  */
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "router/json_read.h"
 #include "router/serve_parts.h"
 
 enum { ITEMS_DEFAULT = 20, ITEMS_MAX = 100, VALUE_MAX = 80 };
@@ -104,10 +104,11 @@ static void write_items(struct td_json_out *w, const json_t *items, const struct
 static void input_items(struct td_serve *s, struct td_http_conn *c, const struct td_stored *e) {
     struct page page;
     if (!read_page(s, c, &page)) return;
-    json_t *items = json_loadb(e->input, e->input_n, JSON_ALLOW_NUL, NULL);
+    json_t *items = NULL;
+    td_status st = td_json_read(e->input, e->input_n, TD_JSON_STRICT, &items, NULL);
     td_json_out_reset(&s->scratch);
     write_items(&s->scratch, items, &page);
-    if (!items) s->scratch.failed = true;
+    s->scratch.failed |= st != TD_OK;
     json_decref(items);
     td_api_send(s, c, 200, "application/json");
 }

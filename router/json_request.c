@@ -5,16 +5,17 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "router/json_read.h"
+
 td_status td_request_parse(const char *body, size_t n, json_t **ret, struct td_api_error *e) {
-    json_error_t je;
+    struct td_error why;
     json_t *v = NULL;
-    if (n > 0) v = json_loadb(body, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
     if (n == 0)
         return td_api_refuse(e, 400, NULL, NULL, "the body is empty; expected a JSON object");
-    if (!v)
-        return td_api_refuse(e, 400, NULL, NULL,
-                             "the body is not valid JSON: %s (line %d, column %d, byte %d)",
-                             je.text, je.line, je.column, je.position);
+    td_status read = td_json_read(body, n, TD_JSON_STRICT, &v, &why);
+    if (read == TD_NO_MEMORY) return td_api_no_memory(e);
+    if (read != TD_OK)
+        return td_api_refuse(e, 400, NULL, NULL, "the body is not valid JSON: %s", why.text);
     if (!json_is_object(v)) {
         char buf[40];
         td_status st =

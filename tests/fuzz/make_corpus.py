@@ -477,6 +477,20 @@ def request():
     response("bad-response-last", talk | {"input": talk["input"][:4]})
 
 
+def json_texts():
+    """The first byte: strict or loose."""
+    ok = {"members": '{"a":{"b":[1,2.5e-3,-0,true,false,null]},"c":"\\u00e9\\uD83D\\uDE42\\n盐"}', "spaces": ' [ 1 ,\t{ } ,\r\n[] ] ',
+          "word": "true", "keys": '{"\\t":"\\t","":{"\\u0041":["\\""]}}', "nul": '"\\u0000"', "long": str(1 - (1 << 63))}
+    bad = {"empty": "", "twice": '{"a":1,"a":2}', "key": '{"\\u0000":1}', "half": '"\\uD83D"', "control": '"\x01"', "open": '[[{"a":',
+           "behind": "[] 1", "comma": "[1,]", "zero": "01", "point": "1.", "huge": "1e999", "integer": str(1 << 63), "deep": "[" * 3000}
+    for name, text in ok.items():
+        put("json", f"ok-{name}", "0" + text)
+    for name, text in bad.items():
+        put("json", f"bad-{name}", "0" + text)
+    put("json", "ok-loose", '1{"a":1,"a":' + str(1 << 70) + "}")
+    put("json", "bad-utf8", b'0"\xed\xa0\x80"')
+
+
 for old in CORPUS.glob("*/*"):
     if old.name.startswith(("ok-", "bad-")):
         old.unlink()
@@ -487,5 +501,6 @@ model()
 reply()
 chat()
 request()
+json_texts()
 grammar()
 tokenizer()

@@ -34,7 +34,7 @@ static void test_parse(void **state) {
     refuse("", 0, "empty");
     refuse("{\"a\": 1,\n\"b\": }", 15, "line 2");
     refuse("[1]", 3, "found an array");
-    refuse("\"x\"", 3, "not valid JSON");
+    refuse("\"x\"", 3, "found the string");
     refuse("{\"a\":1} x", 9, "not valid JSON");
     refuse("{\"a\":1,\"a\":2}", 13, "duplicate");
     refuse("{\"a\":\"\xff\"}", 9, "not valid JSON");
