@@ -200,6 +200,9 @@ static size_t on_stream(char *data, size_t size, size_t n, void *user) {
 
 static td_status judge(struct stream *s, CURLcode rc, long http, const char *url,
                        struct td_error *err) {
+    /* After an error frame the connection just ends, so libcurl has something to say as well. */
+    if (http == 200 && s->failed)
+        return td_fail(err, TD_INTERNAL, "%s: the stream ended in an error: %s", url, s->error);
     if (rc != CURLE_OK) return td_fail(err, TD_UNREACHABLE, "%s: %s", url, curl_easy_strerror(rc));
     if (http != 200) {
         (void)buffer_add(&s->other, s->line.data ? s->line.data : "", s->line.len, BODY_MAX);
@@ -209,8 +212,6 @@ static td_status judge(struct stream *s, CURLcode rc, long http, const char *url
         return td_fail(err, http == 429 || http == 503 ? TD_BUSY : TD_INVALID, "%s: HTTP %ld: %s",
                        url, http, s->failed ? s->error : "no message");
     }
-    if (s->failed)
-        return td_fail(err, TD_INTERNAL, "%s: the stream ended in an error: %s", url, s->error);
     if (!s->done) return td_fail(err, TD_PEER_LOST, "%s: the stream ended without [DONE]", url);
     return TD_OK;
 }
