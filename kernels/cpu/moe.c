@@ -84,10 +84,11 @@ static void combine_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t
         for (uint32_t c = 0; c < a->hidden; c += 8) {
             size_t at = (size_t)i * a->hidden + c;
             float sum[TD_MAX_HEADS * 8]; /* a shard is an output group of heads */
-            memset(sum, 0, a->shards_here * 8 * sizeof *sum);
-            for (uint32_t j = 0; j < count; j++) {
-                float *to = sum + (size_t)shard[j] * 8;
-                store8(to, load8(to) + load8(row[j] + c));
+            for (uint32_t here = 0, j = 0; here < a->shards_here; here++) {
+                v8 own = splat8(0.0f);
+                for (; j < count && shard[j] == here; j++) /* they ascend, as experts do */
+                    own = own + load8(row[j] + c);
+                store8(sum + (size_t)here * 8, own);
             }
             v8 total = tree_sum8(sum, 8, a->shards_here);
             store8(a->y + at, a->shared ? total + load8(a->shared + at) : total);

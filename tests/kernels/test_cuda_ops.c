@@ -191,6 +191,14 @@ static void expert_linear(void **state) {
         from_device(again, a.y[0], R * O * sizeof *again);
         td_test_same("an expert's rows among fewer", again + offset[E - 1] * O,
                      y + offset[E - 1] * O, FEW * O * sizeof *again);
+        /* A rank that has none of the chosen experts: nothing is written. */
+        memset(fewer, 0, sizeof fewer);
+        td_upload(&dev, (void *)(uintptr_t)a.offset, fewer, sizeof fewer);
+        memset(again, 0xff, R * O * sizeof *again);
+        td_upload(&dev, a.y[0], again, R * O * sizeof *again);
+        fast.expert_linear(&dev, &a);
+        from_device(y, a.y[0], R * O * sizeof *y);
+        td_test_same("rows of no expert", again, y, R * O * sizeof *y);
         free(again);
         give(a.x);
         give(a.x_row);
@@ -281,6 +289,17 @@ static void index_case(uint32_t heads, uint32_t topk, const uint32_t *n) {
     fast.index(&dev, &a);
     from_device(got, a.selected, chosen * sizeof *got);
     td_test_same("chosen entries", want, got, chosen * sizeof *got);
+    /* A rank's rows of the step; the others stay. */
+    a.first = td_test_below((uint32_t)rows);
+    a.rows = td_test_below((uint32_t)rows - a.first + 1);
+    for (size_t i = 0; i < chosen; i++)
+        if (i / topk < a.first || i / topk >= a.first + a.rows) want[i] = -2;
+    for (size_t i = 0; i < chosen; i++)
+        got[i] = -2;
+    td_upload(&dev, a.selected, got, chosen * sizeof *got);
+    fast.index(&dev, &a);
+    from_device(got, a.selected, chosen * sizeof *got);
+    td_test_same("chosen entries of some rows", want, got, chosen * sizeof *got);
     give(a.q);
     give(a.wt);
     give(a.selected);
