@@ -143,58 +143,111 @@ static bool section_known(const char *s) {
     return false;
 }
 
-static bool section_applies(const char *s, const char *role, const char *instance) {
+bool td_config_section_holds(const char *section, const char *role, const char *instance) {
     size_t n = strlen(role);
-    if (strncmp(s, role, n) != 0) return false;
-    return s[n] == '\0' || (s[n] == '@' && strcmp(s + n + 1, instance) == 0);
+    if (strncmp(section, role, n) != 0) return false;
+    return section[n] == '\0' || (section[n] == '@' && strcmp(section + n + 1, instance) == 0);
+}
+
+/* ---- files ---- */
+
+struct reader {
+    const char *path;
+    FILE *f;
+    uint32_t n;      /* of the line */
+    char line[1024]; /* as last read, without comment and surrounding space */
+    char *text;
+    bool section; /* it was `[text]` */
+};
+
+static td_status reader_open(struct reader *r, const char *path, struct td_error *err) {
+    *r = (struct reader){.path = path, .f = fopen(path, "re")};
+    if (r->f) return TD_OK;
+    return td_fail(err, TD_CONFIG, "configuration %s: %s", path, strerror(errno));
 }
 
 /* The rest of a line that was cut, be it a comment, would be read as a setting. */
-static bool whole(const char *line, FILE *f) {
-    size_t n = strlen(line);
-    return n > 0 && (line[n - 1] == '\n' || feof(f));
+static bool whole(const struct reader *r) {
+    size_t n = strlen(r->line);
+    return n > 0 && (r->line[n - 1] == '\n' || feof(r->f));
+}
+
+static td_status read_section(struct reader *r, struct td_error *err) {
+    size_t n = strlen(r->text);
+    if (r->text[n - 1] != ']')
+        return td_fail(err, TD_CONFIG, "%s:%u: section without ']'", r->path, r->n);
+    r->text[n - 1] = '\0';
+    r->text = trim(r->text + 1);
+    r->section = true;
+    if (section_known(r->text)) return TD_OK;
+    return td_fail(err, TD_CONFIG, "%s:%u: expected section router, prefill or decode, found '%s'",
+                   r->path, r->n, r->text);
+}
+
+/* The next line that says something; *ret_end at the end of the file. */
+static td_status reader_next(struct reader *r, bool *ret_end, struct td_error *err) {
+    *ret_end = false;
+    while (fgets(r->line, sizeof r->line, r->f)) {
+        r->n++;
+        if (!whole(r))
+            return td_fail(err, TD_CONFIG, "%s:%u: expected a line of text of at most %zu bytes",
+                           r->path, r->n, sizeof r->line - 2);
+        r->line[strcspn(r->line, "#")] = '\0';
+        r->text = trim(r->line);
+        r->section = false;
+        if (r->text[0] == '[') return read_section(r, err);
+        if (r->text[0]) return TD_OK;
+    }
+    *ret_end = true;
+    if (ferror(r->f))
+        return td_fail(err, TD_CONFIG, "configuration %s: %s", r->path, strerror(errno));
+    return TD_OK;
 }
 
 td_status td_config_load(struct td_config *c, const char *path, const char *role,
                          const char *instance, struct td_error *err) {
-    FILE *f = fopen(path, "re");
-    if (!f) return td_fail(err, TD_CONFIG, "configuration %s: %s", path, strerror(errno));
-    char line[1024];
-    bool applies = true;
+    struct reader r;
+    TD_TRY(reader_open(&r, path, err));
+    bool applies = true, end = false;
     td_status st = TD_OK;
-    for (int n = 1; st == TD_OK && fgets(line, sizeof line, f); n++) {
-        struct td_error inner = {.status = TD_OK};
-        if (!whole(line, f)) {
-            st = td_fail(err, TD_CONFIG, "%s:%d: expected a line of text of at most %zu bytes",
-                         path, n, sizeof line - 2);
-            break;
-        }
-        char *hash = strchr(line, '#');
-        if (hash) *hash = '\0';
-        char *s = trim(line);
-        size_t len = strlen(s);
-        if (len == 0) continue;
-        if (s[0] == '[') {
-            if (s[len - 1] != ']') {
-                st = td_fail(err, TD_CONFIG, "%s:%d: section without ']'", path, n);
-                break;
-            }
-            s[len - 1] = '\0';
-            s = trim(s + 1);
-            if (!section_known(s))
-                st = td_fail(err, TD_CONFIG,
-                             "%s:%d: expected section router, prefill or decode, found '%s'", path,
-                             n, s);
-            applies = section_applies(s, role, instance);
+    while ((st = reader_next(&r, &end, err)) == TD_OK && !end) {
+        if (r.section) {
+            applies = td_config_section_holds(r.text, role, instance);
             continue;
         }
         struct td_config scratch = *c; /* settings of other roles are checked too */
-        st = td_config_set(applies ? c : &scratch, s, &inner);
-        if (st != TD_OK) st = td_fail(err, st, "%s:%d: %s", path, n, inner.text);
+        struct td_error inner = {.status = TD_OK};
+        st = td_config_set(applies ? c : &scratch, r.text, &inner);
+        if (st != TD_OK) {
+            st = td_fail(err, st, "%s:%u: %s", path, r.n, inner.text);
+            break;
+        }
     }
-    if (st == TD_OK && ferror(f))
-        st = td_fail(err, TD_CONFIG, "configuration %s: %s", path, strerror(errno));
-    fclose(f);
+    fclose(r.f);
+    return st;
+}
+
+td_status td_config_sections(const char *path, struct td_config_section *ret, uint32_t cap,
+                             uint32_t *ret_n, struct td_error *err) {
+    struct reader r;
+    TD_TRY(reader_open(&r, path, err));
+    bool end = false;
+    td_status st;
+    *ret_n = 0;
+    while ((st = reader_next(&r, &end, err)) == TD_OK && !end) {
+        if (!r.section) continue;
+        struct td_config_section *s = &ret[*ret_n];
+        if (*ret_n == cap || strlen(r.text) >= sizeof s->name) {
+            st =
+                td_fail(err, TD_CONFIG, "%s:%u: expected at most %u sections, of at most %zu bytes",
+                        path, r.n, cap, sizeof s->name - 1);
+            break;
+        }
+        snprintf(s->name, sizeof s->name, "%s", r.text);
+        s->line = r.n;
+        ++*ret_n;
+    }
+    fclose(r.f);
     return st;
 }
 

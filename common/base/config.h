@@ -104,6 +104,18 @@ void td_config_defaults(struct td_config *c);
 TD_MUST_USE td_status td_config_load(struct td_config *c, const char *path, const char *role,
                                      const char *instance, struct td_error *err);
 
+/* A line `[NAME]` of a file: for who must know which roles and instances it speaks of. */
+struct td_config_section {
+    char name[64]; /* "decode", "decode@1" */
+    uint32_t line;
+};
+/* All of them in the file's order, up to `cap`; more are an error. Settings are not read. */
+TD_MUST_USE td_status td_config_sections(const char *path, struct td_config_section *ret,
+                                         uint32_t cap, uint32_t *ret_n, struct td_error *err);
+
+/* Whether what stands below `[section]` holds for a process, as td_config_load decides it. */
+bool td_config_section_holds(const char *section, const char *role, const char *instance);
+
 /* One "key=value". */
 TD_MUST_USE td_status td_config_set(struct td_config *c, const char *assignment,
                                     struct td_error *err);

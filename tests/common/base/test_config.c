@@ -15,12 +15,17 @@
 static struct td_config config;
 static struct td_error err;
 
-static td_status load(const void *bytes, size_t n) {
-    char path[] = "/tmp/td-config-XXXXXX";
+/* A file of these bytes; `path` is a template of mkstemp. */
+static void file_of(char *path, const void *bytes, size_t n) {
     int fd = mkstemp(path);
     assert_true(fd >= 0);
     assert_int_equal(write(fd, bytes, n), n);
     close(fd);
+}
+
+static td_status load(const void *bytes, size_t n) {
+    char path[] = "/tmp/td-config-XXXXXX";
+    file_of(path, bytes, n);
     td_config_defaults(&config);
     td_status st = td_config_load(&config, path, "decode", "1", &err);
     unlink(path);
@@ -67,11 +72,34 @@ static void test_no_text(void **state) {
     assert_int_equal(td_config_load(&config, "/no/such/file", "decode", "1", &err), TD_CONFIG);
 }
 
+static void test_names_of_sections(void **state) {
+    (void)state;
+    static const char text[] =
+        "threads = 1 # [router]\n[ prefill ]\n\n[decode@1] # one\nthreads = 2\n[decode@1]\n";
+    static const struct td_config_section expected[] = {
+        {"prefill", 2}, {"decode@1", 4}, {"decode@1", 6}};
+    char path[] = "/tmp/td-config-XXXXXX";
+    struct td_config_section found[3];
+    uint32_t n;
+    file_of(path, text, sizeof text - 1);
+    assert_int_equal(td_config_sections(path, found, 3, &n, &err), TD_OK);
+    assert_int_equal(n, 3);
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(found[i].name, expected[i].name);
+        assert_int_equal(found[i].line, expected[i].line);
+    }
+    assert_int_equal(td_config_sections(path, found, 2, &n, &err), TD_CONFIG);
+    assert_non_null(strstr(err.text, ":6: expected at most 2 sections"));
+    unlink(path);
+    assert_int_equal(td_config_sections(path, found, 3, &n, &err), TD_CONFIG);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sections),
         cmocka_unit_test(test_a_long_line_is_not_two),
         cmocka_unit_test(test_no_text),
+        cmocka_unit_test(test_names_of_sections),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
