@@ -149,18 +149,26 @@ static td_status read_indices(const char *name, const char *list, uint32_t ranks
                    MAX_INDEX, ret_index[ranks - 1], ranks);
 }
 
-td_status td_backend_find(const char *name, uint64_t ranks, const struct td_backend **ret,
+td_status td_devices_read(const char *name, uint64_t ranks, bool *ret_cuda,
                           uint32_t ret_index[TD_MAX_RANKS], struct td_error *err) {
     if (ranks == 0 || ranks > TD_MAX_RANKS || (ranks & (ranks - 1)) != 0)
         return td_fail(err, TD_CONFIG, "tp: expected 1, 2, 4 or 8 ranks, found %llu",
                        (unsigned long long)ranks);
     memset(ret_index, 0, TD_MAX_RANKS * sizeof *ret_index);
-    *ret = &td_backend_cpu;
-    if (strcmp(name, "cpu") == 0) return TD_OK;
+    *ret_cuda = strcmp(name, "cpu") != 0;
+    if (!*ret_cuda) return TD_OK;
     if (strncmp(name, "cuda", 4) != 0 || (name[4] != '\0' && name[4] != ':'))
         return td_fail(err, TD_CONFIG, "device: expected cpu, cuda:N or cuda:A,B,..., found %.60s",
                        name);
-    TD_TRY(read_indices(name, name + 4, (uint32_t)ranks, ret_index, err));
+    return read_indices(name, name + 4, (uint32_t)ranks, ret_index, err);
+}
+
+td_status td_backend_find(const char *name, uint64_t ranks, const struct td_backend **ret,
+                          uint32_t ret_index[TD_MAX_RANKS], struct td_error *err) {
+    bool cuda;
+    TD_TRY(td_devices_read(name, ranks, &cuda, ret_index, err));
+    *ret = &td_backend_cpu;
+    if (!cuda) return TD_OK;
 #ifdef TD_HAVE_CUDA
     *ret = &td_backend_cuda;
     return TD_OK;

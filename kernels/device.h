@@ -168,8 +168,10 @@ extern const struct td_backend td_backend_cuda;
 
 /* Where the `ranks` ranks of a worker compute, 1, 2, 4 or 8: `name` is "cpu", "cuda:N" (N may be
  * missing: 0) for devices N, N + 1, ..., or "cuda:A,B,..." with one for each rank. A device may occur
- * twice: for tests. CONFIG with a sentence for anything else, and for a kind that this build does not
- * have. */
+ * twice: for tests. CONFIG with a sentence for anything else. Any build reads both. */
+TD_MUST_USE td_status td_devices_read(const char *name, uint64_t ranks, bool *ret_cuda,
+                                      uint32_t ret_index[TD_MAX_RANKS], struct td_error *err);
+/* The same as a kind of device; CONFIG also for a kind that this build does not have. */
 TD_MUST_USE td_status td_backend_find(const char *name, uint64_t ranks,
                                       const struct td_backend **ret,
                                       uint32_t ret_index[TD_MAX_RANKS], struct td_error *err);
