@@ -18,6 +18,7 @@ static const struct {
     {"resume", td_cmd_resume, "give it work again"},
     {"logs", td_cmd_logs, "show the log of one role or of all"},
     {"plan", td_cmd_plan, "what workers take in memory and how much they hold, from config.json"},
+    {"topology", td_cmd_topology, "a configuration for eight GPUs, checked; units for it"},
     {"needle", td_cmd_needle, "does the cluster find facts hidden in long prompts?"},
     {"index-diff", td_cmd_index_diff, "which entries the indexer chooses, by type of stored key"},
     {"golden", td_cmd_golden, "run recorded results through the engine and compare"},

@@ -10,6 +10,7 @@ int td_cmd_index_diff(int argc, char **argv);
 int td_cmd_needle(int argc, char **argv);
 int td_cmd_plan(int argc, char **argv);
 int td_cmd_tokenize(int argc, char **argv);
+int td_cmd_topology(int argc, char **argv);
 int td_cmd_up(int argc, char **argv);
 int td_cmd_down(int argc, char **argv);
 int td_cmd_status(int argc, char **argv);

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """`tandem plan` from a config.json and nothing else: both roles, every line, the table; the format read
-from any revision of the file; what does not fit is exit code 1 and names a setting that then fits.
+from any revision of the file; what does not fit is exit code 1 and names a setting that then fits. And
+--presets: what they hold is what each role's own plan says, and predictions are the worked numbers.
 
 usage: test_plan.py TANDEM CONFIG_DIR [unittest arguments]     CONFIG_DIR: of the real model"""
 import json
@@ -92,9 +93,105 @@ class TestPlan(unittest.TestCase):
         self.assertLess(weights(given), weights(nvfp4[0]))
         self.assertIn("bf16 weights", self.fits("--model", self.model(quantization_config=None)))
 
+    # ---- presets ----
+
+    def presets(self, *args):
+        """{preset: its lines}, and the lines before them."""
+        text = self.fits("--model", self.model(), "--format", "nvfp4", "--presets", *args)
+        head, *parts = re.split(r"(?m)^(?=[\d+x]+: )", text)
+        return {p.split(":")[0]: p for p in parts}, head
+
+    def balance(self, part):
+        """{context: (batch, P, D, GPUs for prefill, for decode, requests/s of prefill, of decode, goodput, %)}"""
+        rows = re.findall(r"^ +(\d+) +(\d+) +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+) +(\d+) %",
+                          part, re.M)
+        return {int(r[0]): tuple(float(x) for x in r[1:]) for r in rows}
+
+    def test_presets_hold_what_plans_say(self):
+        parts, _ = self.presets()
+        self.assertEqual(list(parts), ["4+4", "2x2+4", "2+2+2+2"])
+        for name, part in parts.items():
+            with tempfile.NamedTemporaryFile("w", suffix=".conf") as f:
+                f.write(subprocess.run([TANDEM, "topology", name], text=True, capture_output=True).stdout)
+                f.flush()
+                text = self.fits("--model", self.model(), "--format", "nvfp4", "--config", f.name, "--memory", 96)
+            for role in ("prefill", "decode"):
+                own = re.search(rf"^{role}: .*?(?=^\w|\Z)", text, re.M | re.S)[0]
+                tokens = int(re.search(r"pages of 256 tokens, (\d+) tokens", own)[1])
+                workers, ranks, each, total = map(int, re.search(
+                    rf"^  {role} +(\d+) x tp (\d) +(\d+) pool tokens each, +(\d+) in all", part, re.M).groups())
+                self.assertEqual((each, total), (tokens, workers * tokens), name)
+                self.assertIn(f"{ranks} GPUs of 96.0 GB", own)
+                if role == "decode":
+                    held = {int(k) * 1024: int(n) for n, k in
+                            re.findall(r" (\d+) of (\d+)K", part.split("at once:")[1].split("\n")[0])}
+                    shown = dict((int(c), workers * int(n)) for c, n in re.findall(r"^ +(\d+)  (\d+)$", own, re.M))
+                    self.assertEqual(held, {c: n for c, n in shown.items() if c in held})
+                    self.assertIn(int(re.search(r"max_context (\d+)", part)[1]), held)
+
+    def test_predictions_are_the_worked_numbers(self):
+        parts, head = self.presets()
+        self.assertIn("predicted", head.splitlines()[0])
+        self.assertRegex(head, r"model: a step reads 7\.[789]\d GB and 14\.1\d MB for each of 6 to 200 experts of 43 layers")
+        kv = {int(c): float(mb) for c, mb in re.findall(r"^ +(\d+) +([\d.]+) +[\d.]+ +[\d.]+ \(", head, re.M)}
+        flop = {int(c): float(g) for c, g in re.findall(r"^ +(\d+) +[\d.]+ +[\d.]+ +([\d.]+) \(", head, re.M)}
+        for context, mb, gflop in ((8192, 40.1, 28.0), (32768, 151, 29.4), (131072, 593, 34.6)):
+            self.assertAlmostEqual(kv[context] / mb, 1, delta=0.01)
+            self.assertAlmostEqual(flop[context] / gflop, 1, delta=0.01)
+        # worked with the KV state split; replicated, its bytes cost more, the longer the more
+        rows = self.balance(parts["4+4"])
+        for context, p, d, share in ((8192, 1.17, 2.41, 74), (32768, 4.68, 2.47, 76)):
+            batch, found_p, found_d, *_, found_share = rows[context]
+            self.assertEqual(batch, 64)
+            self.assertAlmostEqual(found_p / p, 1, delta=0.01)
+            self.assertTrue(0.99 < found_d / d < 1.1, found_d)
+            self.assertAlmostEqual(found_share, share, delta=3)
+        self.assertAlmostEqual(rows[131072][1], 18.72, delta=0.01)
+        self.assertGreater(rows[131072][2], 2.6)
+        for part in parts.values():
+            for context, (_, p, d, best_p, best_d, rate_p, rate_d, goodput, share) in self.balance(part).items():
+                self.assertAlmostEqual(best_p + best_d, 8, delta=0.11)
+                self.assertAlmostEqual(best_p / best_d, p / d, delta=0.05 * p / d)
+                self.assertEqual(goodput, min(rate_p, rate_d))
+                self.assertAlmostEqual(goodput * (p + d) / 8 * 100, share, delta=3)
+
+    def test_assumptions(self):
+        parts, head = self.presets("--prefill-rate", 14000, "--output", 2048, "--floor-share", 30, "--gpu-read", 2.9,
+                                   "--reduction-us", 7.5, "--link", 82)
+        before = self.balance(self.presets()[0]["4+4"])[8192]
+        after = self.balance(parts["4+4"])[8192]
+        self.assertAlmostEqual(after[1], before[1] / 2, delta=0.01)
+        self.assertAlmostEqual(after[2], before[2] * 2 * 2 / 2, delta=0.02)
+        for word in ("14000", "2048", "30 %", "2.90 TB/s", "82 GB/s", "7.5 us"):
+            self.assertIn(word, head)
+        self.assertRegex(parts["4+4"], r"decode step of 64 on 4 ranks: 86 x 1\.05 MB.* 0\.6[45] ms")
+
+    def test_reductions_and_kv(self):
+        parts, _ = self.presets()
+        four, two = parts["4+4"], parts["2+2+2+2"]
+        # fp32 is twice the worked 67 MB in bf16, so 0.42 s a chunk where that is 0.21
+        self.assertRegex(four, r"chunk of 8192 on 4 ranks: 86 x 134 MB, a rank receives 17\.3 GB in parts \(34\.6 gathered\); 0\.42 s.*less than assumed")
+        self.assertRegex(two, r"chunk of 4096 on 2 ranks: 86 x 67 MB, a rank receives 5\.8 GB in parts \(5\.8 gathered\); 0\.14 s")
+        for part, ranks in ((four, 4), (two, 2)):
+            (whole, n, read), (split, m, less) = re.findall(
+                r"KV state .*: (\d+) pool tokens a decode worker, (\d+) sequences of 128K; a rank reads ([\d.]+) GB", part)
+            self.assertEqual(int(split), ranks * int(whole))
+            self.assertGreaterEqual(int(m), int(n))
+            self.assertGreater(float(read), float(less))
+        self.assertIn("split by position (not built)", four)
+
+    def test_presets_that_do_not_fit(self):
+        r = plan("--model", self.model(), "--format", "nvfp4", "--presets", "--memory", 80)
+        self.assertEqual(r.returncode, 1)
+        self.assertIn("2+2+2+2: prefill: weights", r.stderr)
+        self.assertRegex(r.stdout, r"(?m)^4\+4: ")
+        self.assertNotRegex(r.stdout, r"(?m)^2\+2\+2\+2: ")
+
     def test_wrong_use(self):
         for args, word in [(("--format", "int8"), "int8"), (("--gpus", "2"), "--memory"), (("--memory", "x"), "--memory"),
-                           (("--role", "router"), "router"), (("here",), "here"), (("--nonsense",), "unknown")]:
+                           (("--role", "router"), "router"), (("here",), "here"),
+                           (("--presets", "--gpus", "2", "--memory", "96"), "--presets"), (("--output", "0"), "--output"),
+                           (("--floor-share", "200"), "--floor-share"), (("--link", ""), "--link"), (("--nonsense",), "unknown")]:
             r = plan(*args)
             self.assertEqual(r.returncode, 2, args)
             self.assertIn(word, r.stderr)
