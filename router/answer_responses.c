@@ -193,8 +193,8 @@ static void response(struct td_json_out *w, const struct td_answer *a, const cha
 static void keep(struct td_answer *a, const char *document, size_t n) {
     struct td_responses *r = a->responses;
     if (!r->store) return;
-    td_status st =
-        td_response_store_put(r->store, a->id, r->previous, r->input, r->input_n, document, n);
+    td_status st = td_response_store_put(r->store, r->owner, a->id, r->previous, r->input, r->input_n,
+                                         document, n);
     if (st != TD_OK) td_warn("response %s is not kept: %s", a->id, td_status_name(st));
 }
 

@@ -54,6 +54,12 @@ uint32_t td_api_keys_count(const struct td_api_keys *k);
 /* The key that a client presents, or NULL. Takes as long whichever it is, and if it is none. */
 struct td_api_key *td_api_keys_find(const struct td_api_keys *k, const char *presented);
 
+/* Whom what a request leaves behind belongs to: the key's name, so that a key that is changed under its
+ * name goes on; "" without a key. */
+static inline const char *td_api_key_owner(const struct td_api_key *key) {
+    return key ? key->name : "";
+}
+
 /* One more request of this key begins; td_api_key_give when it ends. BUSY with a sentence and the
  * seconds after which it makes sense to try again: a limit is reached. */
 TD_MUST_USE td_status td_api_key_take(struct td_api_key *key, uint64_t now_ns,

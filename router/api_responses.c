@@ -98,14 +98,21 @@ static td_status add_history(const struct td_responses *r, json_t *messages,
     return st;
 }
 
-static td_status find_previous(const struct td_fields *f, struct td_response_store *store,
+static td_status find_previous(const struct td_fields *f, const struct td_kept *kept,
                                struct td_responses *r) {
+    struct td_response_store *store = kept->store;
     const char *id = NULL;
     size_t n = 0;
     TD_TRY(td_field_str(f, "previous_response_id", &id, &n));
     if (!id) return TD_OK;
-    if (store && n == strlen(id)) r->previous = td_response_store_hold(store, id);
+    if (store && n == strlen(id)) r->previous = td_response_store_hold(store, kept->owner, id);
     r->held = store;
+    if (r->previous && r->previous->conversation_n > kept->most)
+        return td_api_refuse(f->e, 400, "context_length_exceeded", "previous_response_id",
+                             "previous_response_id: the conversation is %llu bytes long; the limit is "
+                             "%llu bytes, as for a request",
+                             (unsigned long long)r->previous->conversation_n,
+                             (unsigned long long)kept->most);
     if (r->previous) return TD_OK;
     return td_api_refuse(f->e, 404, "previous_response_not_found", "previous_response_id",
                          "previous_response_id: '%.60s' is not kept here: it never was, was "
@@ -312,7 +319,7 @@ static td_status read_rest(const struct td_fields *f, json_t *chat) {
     return check_metadata(f);
 }
 
-td_status td_api_responses_read(const json_t *root, struct td_response_store *store, const char *id,
+td_status td_api_responses_read(const json_t *root, const struct td_kept *kept, const char *id,
                                 json_t **ret_chat, struct td_responses **ret,
                                 struct td_api_error *e) {
     struct td_fields f = {root, "", e};
@@ -321,8 +328,9 @@ td_status td_api_responses_read(const json_t *root, struct td_response_store *st
     json_t *chat = json_object();
     td_status st = r && chat ? TD_OK : td_api_no_memory(e);
     if (st == TD_OK) st = read_rest(&f, chat);
-    if (st == TD_OK) st = read_store(&f, store, r);
-    if (st == TD_OK) st = find_previous(&f, store, r);
+    if (st == TD_OK) memcpy(r->owner, kept->owner, strlen(kept->owner) + 1);
+    if (st == TD_OK) st = read_store(&f, kept->store, r);
+    if (st == TD_OK) st = find_previous(&f, kept, r);
     if (st == TD_OK) st = read_input(&f, id, r, chat);
     if (st == TD_OK) st = td_build_list(&f, "tools", chat, "tools", read_tool);
     if (st == TD_OK) st = read_choice(&f, chat);

@@ -9,9 +9,17 @@
 #include "router/response_store.h"
 
 /* What its answer carries beside the text; made by the reading, used by the writing. */
+/* Where answers are kept, for a request. */
+struct td_kept {
+    struct td_response_store *store; /* NULL: nowhere */
+    const char *owner;               /* whose request it is; "": everybody's, where there are no keys */
+    uint64_t most;                   /* bytes of a conversation that may be continued */
+};
+
 struct td_responses {
     struct td_response_store *store; /* where the answer shall be kept; NULL: nowhere */
     struct td_response_store *held;  /* of `previous` */
+    char owner[TD_RESPONSE_OWNER_MAX];
     struct td_stored *previous;      /* held; the answer that it continues, or NULL */
     char *input;                     /* owned: JSON array of the request's items, each with an id */
     size_t input_n;
@@ -25,10 +33,10 @@ struct td_responses {
 
 void td_responses_free(struct td_responses *r);
 
-/* The chat request that says the same; the caller releases it. `store` NULL: nothing is kept.
+/* The chat request that says the same; the caller releases it.
  * *ret [id: the answer's] is to be freed, also after a failure when it is not NULL. 400 by name,
  * 404 for an answer that is not kept, 503 without memory. Any thread. */
-TD_MUST_USE td_status td_api_responses_read(const json_t *root, struct td_response_store *store,
+TD_MUST_USE td_status td_api_responses_read(const json_t *root, const struct td_kept *kept,
                                             const char *id, json_t **ret_chat,
                                             struct td_responses **ret, struct td_api_error *e);
 /* After the chat request was read: notes the settings that hold. 503 without memory. */

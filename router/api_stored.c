@@ -126,9 +126,9 @@ static void whole(struct td_serve *s, struct td_http_conn *c, const struct td_st
     td_api_send(s, c, 200, "application/json");
 }
 
-static void deleted(struct td_serve *s, struct td_http_conn *c, const char *id) {
+static void deleted(struct td_serve *s, struct td_http_conn *c, const char *owner, const char *id) {
     struct td_json_out *w = &s->scratch;
-    (void)td_response_store_delete(s->responses, id);
+    (void)td_response_store_delete(s->responses, owner, id);
     td_json_out_reset(w);
     td_json_open(w, '{');
     td_json_key(w, "id");
@@ -142,13 +142,14 @@ static void deleted(struct td_serve *s, struct td_http_conn *c, const char *id) 
 }
 
 /* NULL: refused. To be dropped. */
-static struct td_stored *hold(struct td_serve *s, struct td_http_conn *c, const char *rest) {
+static struct td_stored *hold(struct td_serve *s, struct td_http_conn *c, const char *owner,
+                              const char *rest) {
     char id[TD_RESPONSE_ID_MAX];
     size_t n = strcspn(rest, "/");
     struct td_stored *e = NULL;
     if (n < sizeof id && s->responses) {
         snprintf(id, sizeof id, "%.*s", (int)n, rest);
-        e = td_response_store_hold(s->responses, id);
+        e = td_response_store_hold(s->responses, owner, id);
     }
     if (!e)
         refuse(s, c, 404, "response_not_found", "response_id",
@@ -157,18 +158,21 @@ static struct td_stored *hold(struct td_serve *s, struct td_http_conn *c, const 
     return e;
 }
 
-void td_api_stored(struct td_serve *s, struct td_http_conn *c, const char *rest) {
-    struct td_stored *e = hold(s, c, rest);
+void td_api_stored(struct td_serve *s, struct td_http_conn *c, const char *rest,
+                   const struct td_api_key *key) {
+    const char *owner = td_api_key_owner(key);
+    struct td_stored *e = hold(s, c, owner, rest);
     if (!e) return;
     if (strcmp(td_http_method(c), "DELETE") == 0)
-        deleted(s, c, e->id);
+        deleted(s, c, owner, e->id);
     else
         whole(s, c, e);
     td_response_store_drop(s->responses, e);
 }
 
-void td_api_stored_items(struct td_serve *s, struct td_http_conn *c, const char *rest) {
-    struct td_stored *e = hold(s, c, rest);
+void td_api_stored_items(struct td_serve *s, struct td_http_conn *c, const char *rest,
+                         const struct td_api_key *key) {
+    struct td_stored *e = hold(s, c, td_api_key_owner(key), rest);
     if (!e) return;
     input_items(s, c, e);
     td_response_store_drop(s->responses, e);

@@ -191,13 +191,16 @@ static td_status prepare_root(struct td_request *r, const json_t *root) {
     return st;
 }
 
+_Static_assert((int)TD_RESPONSE_OWNER_MAX >= (int)TD_API_KEY_NAME_MAX, "owners are keys' names");
+
 /* Requests of the other APIs become the chat requests that they mean. */
 static td_status prepare_as_chat(struct td_request *r, const json_t *root) {
     struct td_answer *a = &r->answer;
     json_t *chat = NULL;
     bool responses = r->kind == TD_API_RESPONSES;
-    td_status st = responses ? td_api_responses_read(root, r->s->responses, a->id, &chat,
-                                                     &a->responses, &r->error)
+    const struct td_kept kept = {r->s->responses, td_api_key_owner(r->key),
+                                 r->s->config->router_max_body};
+    td_status st = responses ? td_api_responses_read(root, &kept, a->id, &chat, &a->responses, &r->error)
                              : td_api_anthropic_read(root, false, &chat, &r->error);
     if (st != TD_OK) return st;
     st = prepare_root(r, chat);
@@ -366,8 +369,8 @@ static void refuse_early(struct td_serve *s, struct td_http_conn *c, enum td_api
     reply_error(s, c, kind, &e);
 }
 
-/* Who knows the id of a kept response may read it: it cannot be guessed. Others only tell answers
- * apart. */
+/* Without keys, who knows the id of a kept response may read it: it cannot be guessed. Others only tell
+ * answers apart. */
 static void name_answer(struct td_request *r) {
     static const char *const prefix[] = {[TD_API_CHAT] = "chatcmpl-",
                                          [TD_API_COMPLETIONS] = "cmpl-",

@@ -76,9 +76,16 @@ void td_response_store_destroy(struct td_response_store *s) {
     free(s);
 }
 
-struct td_stored *td_response_store_hold(struct td_response_store *s, const char *id) {
+/* NULL: there is none of this owner. */
+static struct td_stored **find_of(struct td_response_store *s, const char *owner, const char *id) {
+    struct td_stored **at = find(s, id);
+    return *at && strcmp((*at)->owner, owner) == 0 ? at : NULL;
+}
+
+struct td_stored *td_response_store_hold(struct td_response_store *s, const char *owner,
+                                         const char *id) {
     pthread_mutex_lock(&s->lock);
-    struct td_stored *e = *find(s, id);
+    struct td_stored **at = find_of(s, owner, id), *e = at ? *at : NULL;
     if (e) e->holders++;
     pthread_mutex_unlock(&s->lock);
     return e;
@@ -121,12 +128,14 @@ static bool make_room(struct td_response_store *s, uint64_t need) {
     return s->counts.bytes + need <= s->limit_bytes;
 }
 
-td_status td_response_store_put(struct td_response_store *s, const char *id,
+td_status td_response_store_put(struct td_response_store *s, const char *owner, const char *id,
                                 struct td_stored *previous, const char *input, size_t input_n,
                                 const char *document, size_t document_n) {
-    assert(strlen(id) < TD_RESPONSE_ID_MAX);
+    assert(strlen(id) < TD_RESPONSE_ID_MAX && strlen(owner) < TD_RESPONSE_OWNER_MAX);
     struct td_stored *e = make(id, input, input_n, document, document_n);
     if (!e) return TD_NO_MEMORY;
+    memcpy(e->owner, owner, strlen(owner) + 1);
+    e->conversation_n = input_n + document_n + (previous ? previous->conversation_n : 0);
     pthread_mutex_lock(&s->lock);
     assert(!*find(s, id));
     e->holders = 1;
@@ -148,10 +157,10 @@ td_status td_response_store_put(struct td_response_store *s, const char *id,
     return fits ? TD_OK : TD_TOO_LONG;
 }
 
-bool td_response_store_delete(struct td_response_store *s, const char *id) {
+bool td_response_store_delete(struct td_response_store *s, const char *owner, const char *id) {
     pthread_mutex_lock(&s->lock);
-    struct td_stored **at = find(s, id);
-    bool found = *at != NULL;
+    struct td_stored **at = find_of(s, owner, id);
+    bool found = at != NULL;
     if (found) forget(s, at);
     pthread_mutex_unlock(&s->lock);
     return found;

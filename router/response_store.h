@@ -1,7 +1,8 @@
 /* Answers of the Responses API that are kept for later requests: in memory, as text, within a limit
  * of bytes and one of answers. When either is reached the oldest go. An answer is kept as what it
  * added to its conversation and holds the answer it continues, so a conversation is stored once
- * however long it gets, and one that goes on survives the eviction or deletion of its beginnings.
+ * however long it gets, and one that goes on survives the eviction or deletion of its beginnings. Each
+ * belongs to whoever asked: to others it does not exist.
  *
  * Used by the loop and by the thread pool: every call is safe in any thread. */
 #ifndef TD_ROUTER_RESPONSE_STORE_H
@@ -13,7 +14,7 @@
 
 #include "common/base/status.h"
 
-enum { TD_RESPONSE_ID_MAX = 40 };
+enum { TD_RESPONSE_ID_MAX = 40, TD_RESPONSE_OWNER_MAX = 64 };
 
 /* Does not change while it is held. */
 struct td_stored {
@@ -21,8 +22,10 @@ struct td_stored {
     char *input;                /* JSON array: the items of its request */
     char *document;             /* JSON object: the response */
     size_t input_n, document_n;
+    uint64_t conversation_n; /* bytes of all texts from the first answer to this one */
     /* the store's */
     char id[TD_RESPONSE_ID_MAX];
+    char owner[TD_RESPONSE_OWNER_MAX];
     uint32_t holders;
     struct td_stored *newer, *older, *chain;
 };
@@ -36,18 +39,19 @@ TD_MUST_USE td_status td_response_store_create(uint64_t bytes, uint32_t count,
 /* Nobody holds an answer any more. NULL is fine. */
 void td_response_store_destroy(struct td_response_store *s);
 
-/* NULL: no such answer, or not any more. Given back with td_response_store_drop. */
-struct td_stored *td_response_store_hold(struct td_response_store *s, const char *id);
+/* NULL: no such answer of this owner, or not any more. Given back with td_response_store_drop. */
+struct td_stored *td_response_store_hold(struct td_response_store *s, const char *owner,
+                                         const char *id);
 /* NULL is fine. */
 void td_response_store_drop(struct td_response_store *s, struct td_stored *e);
 /* Copies what it is given; holds `previous` (may be NULL) itself. TD_NO_MEMORY; TD_TOO_LONG: the
  * conversation alone is larger than the limit. Nothing is kept then. */
-TD_MUST_USE td_status td_response_store_put(struct td_response_store *s, const char *id,
-                                            struct td_stored *previous, const char *input,
-                                            size_t input_n, const char *document,
+TD_MUST_USE td_status td_response_store_put(struct td_response_store *s, const char *owner,
+                                            const char *id, struct td_stored *previous,
+                                            const char *input, size_t input_n, const char *document,
                                             size_t document_n);
-/* False: no such answer. */
-bool td_response_store_delete(struct td_response_store *s, const char *id);
+/* False: no such answer of this owner. */
+bool td_response_store_delete(struct td_response_store *s, const char *owner, const char *id);
 
 struct td_response_store_counts {
     uint64_t bytes;   /* in use, those of answers that are only continued included */

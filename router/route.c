@@ -20,12 +20,19 @@ static void models(struct td_serve *s, struct td_http_conn *c) {
     td_api_models(s, c, NULL);
 }
 
+static void model(struct td_serve *s, struct td_http_conn *c, const char *name,
+                  const struct td_api_key *key) {
+    (void)key;
+    td_api_models(s, c, name);
+}
+
 struct route {
     const char *path; /* '*' is one segment, a last "**" all the rest */
     const char *methods;
     enum td_api_kind kind;
     void (*answer)(struct td_serve *s, struct td_http_conn *c);
-    void (*answer_rest)(struct td_serve *s, struct td_http_conn *c, const char *rest);
+    void (*answer_rest)(struct td_serve *s, struct td_http_conn *c, const char *rest,
+                        const struct td_api_key *key);
     /* neither: it generates, as `kind` */
     enum td_access_kind access;
 };
@@ -38,7 +45,7 @@ static const struct route routes[] = {
     {"/v1/responses/*", GET ", DELETE", 0, NULL, td_api_stored, TD_ACCESS_KEY},
     {"/v1/responses/*/input_items", GET, 0, NULL, td_api_stored_items, TD_ACCESS_KEY},
     {"/v1/models", GET, 0, models, NULL, TD_ACCESS_KEY},
-    {"/v1/models/**", GET, 0, NULL, td_api_models, TD_ACCESS_KEY},
+    {"/v1/models/**", GET, 0, NULL, model, TD_ACCESS_KEY},
     {"/v1/messages", "POST", TD_API_MESSAGES, NULL, NULL, TD_ACCESS_KEY},
     {"/v1/messages/count_tokens", "POST", 0, td_api_count_tokens, NULL, TD_ACCESS_KEY},
     {"/tokenize", "POST", 0, td_api_tokenize, NULL, TD_ACCESS_KEY},
@@ -121,7 +128,7 @@ static void answer(struct td_serve *s, struct td_http_conn *c, const struct rout
     else if (td_access_check(&s->access, c, r->access, &key, &e) != TD_OK)
         refuse_access(s, c, r->path, &e);
     else if (r->answer_rest)
-        r->answer_rest(s, c, rest);
+        r->answer_rest(s, c, rest, key);
     else if (r->answer)
         r->answer(s, c);
     else

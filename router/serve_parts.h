@@ -153,9 +153,11 @@ const char *td_serve_not_ready(const struct td_serve *s);
 void td_route(void *serve, struct td_http_conn *c);
 void td_route_refused(void *serve, struct td_http_conn *c, int status, const char *sentence);
 void td_api_models(struct td_serve *s, struct td_http_conn *c, const char *name);
-/* Of /v1/responses/ID and its input_items; `rest` begins with the id. */
-void td_api_stored(struct td_serve *s, struct td_http_conn *c, const char *rest);
-void td_api_stored_items(struct td_serve *s, struct td_http_conn *c, const char *rest);
+/* Of /v1/responses/ID and its input_items; `rest` begins with the id. `key`: the client's, or NULL. */
+void td_api_stored(struct td_serve *s, struct td_http_conn *c, const char *rest,
+                   const struct td_api_key *key);
+void td_api_stored_items(struct td_serve *s, struct td_http_conn *c, const char *rest,
+                         const struct td_api_key *key);
 void td_api_health(struct td_serve *s, struct td_http_conn *c);
 void td_api_ready(struct td_serve *s, struct td_http_conn *c);
 void td_api_openapi(struct td_serve *s, struct td_http_conn *c);

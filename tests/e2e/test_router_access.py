@@ -199,5 +199,42 @@ def own_no_keys_no_pages():
         s.stop()
 
 
+def own_kept_responses():
+    """What a key's request left behind belongs to that key; others find what they find for any other id."""
+    class Kept(Keyed):
+        def __init__(self):
+            self.keys = pathlib.Path(tempfile.mkdtemp(prefix="td-", dir="/tmp")) / "keys"
+            write_keys(self.keys, f"ann {ANN}\nbob {BOB}\n")
+            Setup.__init__(self, router__api_keys_file=self.keys, router__max_body=4096)
+            self.ann, self.bob = self.client(ANN), self.client(BOB)
+
+    s = Kept()
+    try:
+        kept = s.ann.responses.create(model="needle", input="Remember the keel.")
+        assert s.ann.responses.retrieve(kept.id).id == kept.id
+        calls = (lambda api, i: api.responses.retrieve(i), lambda api, i: api.responses.input_items.list(i),
+                 lambda api, i: api.responses.delete(i),
+                 lambda api, i: api.responses.create(model="needle", input="x", previous_response_id=i))
+        for call in calls:
+            other, unknown = (refused(lambda i=i, call=call: call(s.bob, i), openai.NotFoundError) for i in (kept.id, "resp_0"))
+            assert str(other).replace(kept.id, "resp_0") == str(unknown), other
+        write_keys(s.keys, f"ann {NEW}\nbob {BOB}\n")  # ann changes her key, and is still ann
+        s.reload()
+        ann = s.client(NEW)
+        s.wait("the new key", lambda: s.get("/v1/models", headers={"Authorization": f"Bearer {NEW}"})[0] == 200)
+        assert len(ann.responses.input_items.list(kept.id).data) == 1
+        longer = ann.responses.create(model="needle", input="y" * 900, previous_response_id=kept.id)
+        too_long = refused(lambda: ann.responses.create(model="needle", input="z", previous_response_id=longer.id),
+                           openai.BadRequestError)
+        assert too_long.code == "context_length_exceeded" and "4096" in str(too_long), too_long
+        ann.responses.delete(kept.id)
+        refused(lambda: ann.responses.retrieve(kept.id), openai.NotFoundError)
+    except Exception:
+        print(s.logs())
+        raise
+    finally:
+        s.stop()
+
+
 if __name__ == "__main__":
     sys.exit(main(globals(), Keyed))

@@ -56,7 +56,7 @@ static td_status as_chat(int api, json_t **root, struct td_responses **responses
     if (api == MESSAGES)
         st = td_api_anthropic_read(*root, false, &same, e);
     else
-        st = td_api_responses_read(*root, store, "resp_1", &same, responses, e);
+        st = td_api_responses_read(*root, &(struct td_kept){store, "", 1 << 20}, "resp_1", &same, responses, e);
     PROMISE(st != TD_OK || same);
     json_decref(*root);
     *root = same;
