@@ -227,6 +227,8 @@ static void on_hello_reply(struct td_conn *c, const struct td_msg *m) {
     c->state = UP;
     e->current = c;
     if (e->events->on_up) e->events->on_up(e->user, c, m);
+    /* What the worker has is known from the start, not after a period. */
+    if (c->state == UP) send_beat(c);
 }
 
 /* ---- the challenge, over TCP ---- */

@@ -20,7 +20,7 @@ struct td_conn;
 
 struct td_link_options {
     uint64_t epoch;           /* ours, random */
-    uint32_t heartbeat_ms;    /* between our heartbeats */
+    uint32_t heartbeat_ms;    /* between our heartbeats; a worker's first comes at once */
     uint32_t peer_timeout_ms; /* silence, and time for the hello exchange, before a link is lost */
     size_t queue_max;         /* bytes waiting for a slow peer before it is dropped;
                                * 0: TD_LINK_QUEUE_DEFAULT */

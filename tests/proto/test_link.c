@@ -116,9 +116,11 @@ static struct td_link_server *serve(const char *name, struct side *s) {
     return l;
 }
 
+static uint32_t client_beat_ms = BEAT_MS;
+
 static struct td_link_client *dial_on(uv_loop_t *on, const char *name, struct side *s) {
     struct td_link_options o = {
-        .epoch = CLIENT_EPOCH, .heartbeat_ms = BEAT_MS, .peer_timeout_ms = TIMEOUT_MS};
+        .epoch = CLIENT_EPOCH, .heartbeat_ms = client_beat_ms, .peer_timeout_ms = TIMEOUT_MS};
     struct td_link_client *c = NULL;
     struct td_error err = {0};
     if (td_link_client_create(on, test_path(name), &o, &hello, &events, s, &c, &err) != TD_OK)
@@ -137,6 +139,9 @@ static bool is_refused(void *s) {
 }
 static bool has_beats(void *s) {
     return ((struct side *)s)->beats >= 3;
+}
+static bool has_beat(void *s) {
+    return ((struct side *)s)->beats > 0;
 }
 static bool has_key(void *s) {
     return ((struct side *)s)->key.request != 0;
@@ -188,6 +193,20 @@ static void test_open_talk_close(void **state) {
     assert_true(test_until_ms(&loop, is_down, &s, TEST_LIMIT_MS));
     assert_int_equal(s.why, TD_PEER_LOST);
     assert_int_equal(c.downs, 0);
+    td_link_server_destroy(server);
+}
+
+/* The router knows what a worker has as soon as it is there. */
+static void test_first_beat(void **state) {
+    (void)state;
+    struct side s = {0}, c = {0};
+    struct td_link_server *server = serve("first", &s);
+    client_beat_ms = 100 * TEST_LIMIT_MS;
+    struct td_link_client *client = dial_on(&loop, "first", &c);
+    client_beat_ms = BEAT_MS;
+    assert_true(test_until_ms(&loop, has_beat, &s, TEST_LIMIT_MS));
+    assert_true(s.beat.running == 5 && s.beat.seq == 1);
+    td_link_client_destroy(client);
     td_link_server_destroy(server);
 }
 
@@ -485,6 +504,7 @@ int main(void) {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         T(test_open_talk_close),
+        T(test_first_beat),
         T(test_last_words_arrive),
         T(test_reconnect),
         T(test_close_inside_callbacks),
