@@ -43,7 +43,7 @@ static const struct td_param common_params[] = {
     {"guided_whitespace_pattern", TD_PARAM_REFUSED, NULL},
     {"structural_tag", TD_PARAM_REFUSED, NULL},
     {"ebnf", TD_PARAM_REFUSED, NULL},
-    {"priority", TD_PARAM_ZERO, NULL},
+    {"priority", TD_PARAM_READ, NULL},
     {0},
 };
 
@@ -185,6 +185,14 @@ td_status td_api_stops_check(const struct td_fields *f, const char *name) {
     return TD_OK;
 }
 
+/* Whoever asks may step back, but not before others: it is everybody's queue. */
+static td_status read_priority(const struct td_fields *f, struct td_api_params *p) {
+    uint64_t priority = 0;
+    TD_TRY(td_field_u64(f, "priority", 0, INT32_MAX, &priority));
+    p->priority = (uint32_t)priority;
+    return TD_OK;
+}
+
 static td_status read_stops(const struct td_fields *f, struct td_api_params *p) {
     TD_TRY(td_api_stops_check(f, "stop"));
     const json_t *v = td_field(f, "stop");
@@ -297,6 +305,7 @@ td_status td_api_params_read(const json_t *root, enum td_api_kind kind,
     TD_TRY(read_sampling(&f, p));
     TD_TRY(read_choices(&f, p));
     TD_TRY(read_limits(&f, p));
+    TD_TRY(read_priority(&f, p));
     TD_TRY(read_stops(&f, p));
     TD_TRY(read_logprobs(&f, p));
     TD_TRY(read_stream(&f, p));

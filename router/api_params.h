@@ -48,6 +48,7 @@ struct td_api_params {
     bool timings;  /* usage tells where the time went */
     struct td_sampling sampling;
     uint32_t n; /* choices */
+    uint32_t priority; /* 0 goes first */
     uint32_t max_new;
     uint32_t min_new;   /* tokens before which neither end-of-text nor a stop string ends it */
     bool max_new_given; /* by the client: not shortened to what fits, but refused */

@@ -81,7 +81,7 @@ static bool too_long(struct td_flow *f, struct request *r, bool colocate) {
     return true;
 }
 
-/* First come, first served: when the oldest finds no room, nobody overtakes it. A request that no
+/* First come, first served, within a priority: when the first finds no room, nobody overtakes it. A request that no
  * proven pair could take at all does not hold up the others, nor does one whose earlier attempts'
  * workers have not let go, nor one that waits for what failed it to cool down. */
 static void pump(struct td_flow *f) {

@@ -83,6 +83,7 @@ struct td_flow_submit {
     uint32_t n_prompt;
     uint32_t max_new; /* >= 1, of each choice */
     uint32_t n;       /* choices, at most TD_CHOICES_MAX; 0 reads as 1 */
+    uint32_t priority; /* of those that wait, greater ones let smaller ones go before */
     struct td_sampling sampling;
     bool colocate; /* decode shall prefill by itself */
     bool whole;    /* the client sees nothing before the end: a lost worker does not end it */

@@ -50,7 +50,7 @@ struct request { /* one choice of one */
     enum state state;
     struct td_link link; /* in the list of its state, or in the free list */
     uint32_t hash_next;
-    uint64_t order; /* of submission: who was first is served first, also after coming back */
+    uint64_t order; /* of submission: of one priority who was first is served first, also after coming back */
     uint64_t deadline_ns, queue_deadline_ns;
     bool pinned; /* a probe: this pair or none */
     /* this attempt */

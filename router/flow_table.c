@@ -114,6 +114,11 @@ static struct clocked *clock_of(struct td_flow *f, enum state state) {
                                 : NULL;
 }
 
+static bool goes_before(const struct request *a, const struct request *b) {
+    if (a->s.priority != b->s.priority) return a->s.priority < b->s.priority;
+    return a->order < b->order;
+}
+
 void td_flow_to(struct td_flow *f, struct request *r, enum state state, uint64_t deadline_ns) {
     struct clocked *from = clock_of(f, r->state), *to = clock_of(f, state);
     td_list_remove(&r->link);
@@ -122,10 +127,10 @@ void td_flow_to(struct td_flow *f, struct request *r, enum state state, uint64_t
     r->state = state;
     r->deadline_ns = deadline_ns;
     if (to == NULL) return;
-    struct td_link *before = &to->head; /* the end, but in the queue by age */
+    struct td_link *before = &to->head; /* the end, but in the queue by priority and age */
     if (state == QUEUED)
         while (before->prev != &to->head &&
-               TD_CONTAINER(before->prev, struct request, link)->order > r->order)
+               goes_before(r, TD_CONTAINER(before->prev, struct request, link)))
             before = before->prev;
     td_list_push_back(before, &r->link);
     if (state == QUEUED) {

@@ -277,6 +277,7 @@ static void submit_prompt(struct td_request *r, uint32_t i) {
                    .n_prompt = (uint32_t)p->ids.n,
                    .max_new = p->max_new,
                    .n = r->answer.params.n,
+                   .priority = r->answer.params.priority,
                    .sampling = p->sampling,
                    .colocate = s->config->router_colocate,
                    .whole = !r->answer.params.stream},

@@ -160,7 +160,7 @@ def test_bad_requests(s):
         ({"logit_bias": {"5": 1, "05": 1}}, "logit_bias"), ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias"),
         ({"frequency_penalty": 2.5}, "frequency_penalty"), ({"presence_penalty": "1"}, "presence_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"), ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
-        ({"priority": 1}, "priority"), ({"store": True}, "store"), ({"audio": {}}, "audio"),
+        ({"priority": -1}, "priority"), ({"priority": "low"}, "priority"), ({"store": True}, "store"), ({"audio": {}}, "audio"),
         ({"reasoning_effort": "much"}, "reasoning_effort"), ({"mirostat": 2}, "mirostat"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs.other"),
@@ -196,7 +196,7 @@ def test_harmless_parameters(s):
              logit_bias={}, tools=[], tool_choice="none", response_format={"type": "text"},
              modalities=["text"], service_tier="auto", parallel_tool_calls=True, top_p=1, stop=None,
              prompt_cache_key="k", safety_identifier="i",
-             extra_body={"top_k": -1, "min_p": 0.1, "functions": [], "priority": 0, "min_tokens": 0,
+             extra_body={"top_k": -1, "min_p": 0.1, "functions": [], "priority": 7, "min_tokens": 0,
                          "repetition_penalty": 1})
     assert r.choices[0].message.content == "x"
 

@@ -148,6 +148,14 @@ static inline const char *submit_n(uint64_t request, uint32_t n_prompt, uint32_t
                                                   .max_new = max_new,
                                                   .colocate = colocate}});
 }
+static inline const char *submit_later(uint64_t request, uint32_t priority) {
+    return step((struct td_flow_event){.kind = TD_FLOW_SUBMIT,
+                                       .submit = {.request = request,
+                                                  .ids = prompt,
+                                                  .n_prompt = 8,
+                                                  .max_new = 10,
+                                                  .priority = priority}});
+}
 static inline const char *submit(uint64_t request) {
     return submit_n(request, 8, 10, false);
 }

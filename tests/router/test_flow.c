@@ -188,6 +188,24 @@ static void test_nobody_overtakes_who_was_refused(void **state) {
     assert_string_equal(released(D, 3, 2), "3 ADMIT 4.1\n");
 }
 
+/* Of those that wait; who is asking is not interrupted. */
+static void test_priority(void **state) {
+    (void)state;
+    submit(1);
+    busy(D, 1, 1);
+    assert_string_equal(submit_later(2, 2), "");
+    assert_string_equal(submit_later(3, 1), "");
+    assert_string_equal(after(50), "3 ADMIT 1.2\n");
+    assert_string_equal(admitted(D, 1, 2), "1 PREFILL 1.2\n3 ADMIT 3.1\n3 ADMIT 2.1\n");
+    busy(D, 3, 1), busy(D, 2, 1);
+    run_to_end(1, 2, 10);
+    released(P, 1, 2);
+    released(D, 1, 2); /* 3 asks again, alone */
+    assert_string_equal(submit(4), "");
+    assert_string_equal(busy(D, 3, 2), "");
+    assert_string_equal(after(50), "3 ADMIT 4.1\n3 ADMIT 3.3\n");
+}
+
 static void test_shed_early(void **state) {
     (void)state;
     submit(1), submit(2), submit(3);
@@ -480,6 +498,7 @@ int main(void) {
         T(test_one_faulty_step_does_not_stop_the_service),
         T(test_too_many_requests),
         T(test_nobody_overtakes_who_was_refused),
+        T(test_priority),
         T(test_shed_early),
         T(test_no_worker_in_time),
         T(test_failure_before_the_first_token_moves_on),
