@@ -42,7 +42,9 @@ double td_forecast_step_bytes(const struct td_forecast_model *m, double batch, d
 double td_forecast_rank_bytes(const struct td_forecast_model *m, double batch, double tokens,
                               uint32_t ranks, enum td_forecast_kv kv) {
     double read = batch * td_forecast_kv_read(m, tokens);
-    return weight_bytes(m, batch) / ranks + (kv == TD_FORECAST_KV_SPLIT ? read / ranks : read);
+    double whole = ranks > 1 ? m->whole_bytes : 0;
+    return (weight_bytes(m, batch) - whole) / ranks + whole +
+           (kv == TD_FORECAST_KV_SPLIT ? read / ranks : read);
 }
 
 double td_forecast_step_floor(const struct td_forecast_model *m, const struct td_forecast_rates *r,

@@ -16,6 +16,7 @@ struct td_forecast_model {
     uint32_t index_heads, index_dim, index_topk;
     uint32_t experts, experts_per_token;
     double dense_bytes;  /* what every step reads: all weights but embedding and routed experts */
+    double whole_bytes;  /* of these, what each of several ranks reads whole */
     double expert_bytes; /* one routed expert of one layer */
     double parameters;   /* that each token of a prompt is multiplied with: no embedding, no head */
     double row_bytes, key_bytes; /* a stored row, an indexer key */

@@ -13,6 +13,7 @@ enum { N_BALANCED = sizeof balanced / sizeof balanced[0] };
 
 /* What ranks exchange: fp32 partial sums (kernels/device.h). */
 enum { VALUE_BYTES = 4 };
+static const enum td_forecast_kv as_built = TD_FORECAST_KV_REPLICATED;
 
 /* One role of a preset. */
 struct side {
@@ -66,13 +67,21 @@ static double layer_elements(const struct td_layer_weights *l, uint32_t experts)
     return sum;
 }
 
+/* Of what a decode step reads of a rank's weights: all but embedding and routed experts. */
+static double dense_bytes(const struct td_model *model) {
+    const struct td_model_config *c = &model->config;
+    const struct td_expert_weights *e = &model->layer[0].experts[0];
+    double expert = bytes_of(&e->w1) + bytes_of(&e->w2) + bytes_of(&e->w3);
+    double ids = (double)c->hash_layers * c->vocab * c->experts_per_token * sizeof(int64_t);
+    return (double)model->bytes - bytes_of(&model->embed) - ids -
+           (double)c->layers * c->experts * expert;
+}
+
 static void count(const struct td_model *model, struct td_forecast_model *m) {
     const struct td_model_config *c = &model->config;
     const struct td_expert_weights *e = &model->layer[0].experts[0];
-    double ids = (double)c->hash_layers * c->vocab * c->experts_per_token * sizeof(int64_t);
     m->expert_bytes = bytes_of(&e->w1) + bytes_of(&e->w2) + bytes_of(&e->w3);
-    m->dense_bytes = (double)model->bytes - bytes_of(&model->embed) - ids -
-                     (double)c->layers * c->experts * m->expert_bytes;
+    m->dense_bytes = dense_bytes(model);
     m->parameters = 0;
     for (uint32_t l = 0; l < c->layers; l++)
         m->parameters += layer_elements(&model->layer[l], c->experts_per_token);
@@ -98,6 +107,12 @@ static td_status model_in_numbers(struct shown *s, struct td_error *err) {
                                       .row_bytes = kv->row_bytes,
                                       .key_bytes = kv->key_bytes};
     count(model, &s->m);
+    td_model_close(model);
+    /* a rank's dense bytes are what is whole and its share of the rest */
+    double ranks = s->decode.ranks;
+    if (ranks == 1) return TD_OK;
+    TD_TRY(td_model_outline(c, s->format, s->decode.ranks, &model, err));
+    s->m.whole_bytes = (ranks * dense_bytes(model) - s->m.dense_bytes) / (ranks - 1);
     td_model_close(model);
     return TD_OK;
 }
@@ -143,28 +158,30 @@ static void print_assumptions(const struct td_forecast_rates *r) {
     printf(
         "predicted, from config.json and these assumptions; nothing of it was measured on such a "
         "machine\n"
-        "  a GPU reads %.2f TB/s (--gpu-read), and computes %.0f prompt tokens/s (--prefill-rate)\n"
-        "  decode reaches %.0f %% of what its bytes allow (--floor-share), %.0f tokens a request "
-        "(--output)\n"
-        "  a rank receives %.0f GB/s in a reduction of a chunk (--link); one of a decode step "
-        "takes %.1f us\n"
-        "  (--reduction-us); a step runs as many sequences as are held; KV state replicated, as "
-        "built\n",
+        "  --gpu-read %.2f       TB/s that a GPU reads its memory with\n"
+        "  --prefill-rate %.0f   prompt tokens/s that a GPU computes, whatever the length\n"
+        "  --floor-share %.0f      percent of what its bytes allow that decode reaches\n"
+        "  --output %.0f         tokens of an answer\n"
+        "  --link %.0f             GB/s that a rank receives in the reductions of a chunk\n"
+        "  --reduction-us %.1f   of one reduction of a decode step\n"
+        "  and: a decode step runs as many sequences as a worker holds; every rank has the whole "
+        "KV state\n\n",
         r->gpu_bytes / 1e12, r->prefill_tokens, r->floor_share * 100, r->output_tokens,
         r->link_bytes / 1e9, r->reduction_s * 1e6);
 }
 
 static void print_model(const struct shown *s) {
     const struct td_forecast_model *m = &s->m;
-    printf("model: a step reads %.2f GB and %.2f MB for each of %.0f to %.0f experts of %u layers "
-           "(1 to 64 sequences)\n"
+    printf("model: a decode step reads %.2f GB, of which every rank reads %.2f, and in each of %u "
+           "layers\n"
+           "  %.0f (1 sequence) to %.0f (64) experts of %.2f MB\n"
            "  %10s %14s %14s %38s\n",
-           m->dense_bytes / 1e9, m->expert_bytes / 1e6, td_forecast_experts(m, 1),
-           td_forecast_experts(m, 64), m->layers, "context", "KV held, MB", "read, MB",
+           m->dense_bytes / 1e9, m->whole_bytes / 1e9, m->layers, td_forecast_experts(m, 1),
+           td_forecast_experts(m, 64), m->expert_bytes / 1e6, "context", "KV held, MB", "read, MB",
            "GFLOP a prompt token (core, index)");
     for (int i = 0; i < N_BALANCED; i++) {
         struct td_forecast_flop f = td_forecast_flop(m, balanced[i]);
-        printf("  %10u %14.1f %14.1f %20.1f (%.1f, %.2f)\n", balanced[i],
+        printf("  %10u %14.1f %14.1f %23.1f (%.1f, %.2f)\n", balanced[i],
                td_forecast_kv_held(m, balanced[i]) / 1e6, td_forecast_kv_read(m, balanced[i]) / 1e6,
                (f.weights + f.core + f.index) / 1e9, f.core / 1e9, f.index / 1e9);
     }
@@ -201,15 +218,14 @@ static void print_balance(const struct shown *s) {
     double prefill = s->prefill.workers * s->prefill.ranks,
            decode = s->decode.workers * s->decode.ranks;
     printf("  %10s %9s %19s %19s %30s %9s\n", "context", "sequences", "GPU-s a request",
-           "GPUs, best", "requests/s", "of bound");
+           "GPUs, best", "requests/s", "of best");
     printf("  %10s %9s %9s %9s %9s %9s %9s %9s %10s\n", "", "a step", "prefill", "decode",
            "prefill", "decode", "prefill", "decode", "goodput");
     for (int i = 0; i < N_BALANCED; i++) {
         uint32_t batch = td_worker_plan_sequences(&s->decode.plan, balanced[i]);
         if (batch == 0) continue;
         double p = td_forecast_prefill_cost(r, balanced[i]);
-        double d = td_forecast_decode_cost(&s->m, r, batch, balanced[i], s->decode.ranks,
-                                           TD_FORECAST_KV_REPLICATED);
+        double d = td_forecast_decode_cost(&s->m, r, batch, balanced[i], s->decode.ranks, as_built);
         struct td_forecast_balance b = td_forecast_balance(prefill, decode, p, d);
         double best = (prefill + decode) * p / (p + d);
         printf("  %10u %9u %9.2f %9.2f %9.1f %9.1f %9.2f %9.2f %10.2f %7.0f %%, %s limits\n",
@@ -218,45 +234,48 @@ static void print_balance(const struct shown *s) {
     }
 }
 
+/* What ranks exchange per layer; small ones are gathered, larger ones go in parts. */
 static void print_reductions(const struct shown *s) {
     const struct td_forecast_rates *r = &s->asked->rates;
     uint32_t n = td_forecast_reductions(&s->m), ranks = s->decode.ranks;
     uint32_t batch = s->decode.plan.options.slots, chunk = s->prefill.plan.options.max_tokens;
-    double floor = td_forecast_step_floor(&s->m, r, batch, 8 * K, ranks, TD_FORECAST_KV_REPLICATED);
-    double step = td_forecast_reduced_bytes(&s->m, batch, VALUE_BYTES);
-    if (ranks > 1)
-        printf(
-            "  reductions, decode step of %u on %u ranks: %u x %.2f MB, a rank receives %.0f MB in "
-            "parts (%.0f gathered); %.2f ms, beside %.1f ms for the step's bytes at 8K\n",
-            batch, ranks, n, step / 1e6, n * td_forecast_ring_bytes(step, ranks) / 1e6,
-            n * td_forecast_gather_bytes(step, ranks) / 1e6, n * r->reduction_s * 1e3, floor * 1e3);
+    if (ranks > 1) {
+        double one = td_forecast_reduced_bytes(&s->m, 1, VALUE_BYTES), all = batch * one;
+        double floor = td_forecast_step_floor(&s->m, r, batch, 8 * K, ranks, as_built);
+        printf("  reductions of a decode step, %u ranks: %u of %.0f KB a sequence: a rank receives "
+               "%.1f MB for 1 sequence, %.0f MB\n"
+               "    for %u; %.2f ms, beside %.1f ms for the bytes of such a step at 8K\n",
+               ranks, n, one / 1e3, n * td_forecast_gather_bytes(one, ranks) / 1e6,
+               n * td_forecast_ring_bytes(all, ranks) / 1e6, batch, n * r->reduction_s * 1e3,
+               floor * 1e3);
+    }
     ranks = s->prefill.ranks;
+    if (ranks == 1) return;
     double one = td_forecast_reduced_bytes(&s->m, chunk, VALUE_BYTES);
-    double seconds = n * td_forecast_ring_bytes(one, ranks) / r->link_bytes;
-    if (ranks > 1)
-        printf(
-            "  reductions, chunk of %u on %u ranks: %u x %.0f MB, a rank receives %.1f GB in parts "
-            "(%.1f gathered); %.2f s, %.0f us a token: at most %.0f tokens/s before any "
-            "arithmetic%s\n",
-            chunk, ranks, n, one / 1e6, n * td_forecast_ring_bytes(one, ranks) / 1e9,
-            n * td_forecast_gather_bytes(one, ranks) / 1e9, seconds, seconds / chunk * 1e6,
-            chunk / seconds,
-            chunk / seconds < ranks * r->prefill_tokens ? ", which is less than assumed" : "");
+    double received = n * td_forecast_ring_bytes(one, ranks), seconds = received / r->link_bytes;
+    printf(
+        "  reductions of a chunk of %u, %u ranks: %u of %.0f MB: a rank receives %.1f GB; %.2f s, "
+        "%.0f us a token:\n"
+        "    at most %.0f prompt tokens/s a worker before any arithmetic, %s the %.0f "
+        "assumed\n",
+        chunk, ranks, n, one / 1e6, received / 1e9, seconds, seconds / chunk * 1e6, chunk / seconds,
+        chunk / seconds < ranks * r->prefill_tokens ? "LESS than" : "beside",
+        ranks * r->prefill_tokens);
 }
 
 static void print_kv(const struct shown *s) {
     const struct side *d = &s->decode;
     uint32_t far = balanced[N_BALANCED - 1], batch = td_worker_plan_sequences(&d->plan, far);
     if (d->ranks == 1 || batch == 0) return;
-    static const char *const word[] = {"replicated", "split by position"};
+    static const char *const word[] = {"replicated, as built", "split by position, not built"};
+    printf("  KV state of a decode worker:\n");
     for (int kv = 0; kv < 2; kv++) {
-        uint32_t fits = td_worker_plan_sequences(&d->plan, far) * (kv ? d->ranks : 1);
-        if (fits > d->plan.options.slots) fits = d->plan.options.slots;
+        uint64_t tokens = pool_tokens(d) * (kv ? d->ranks : 1);
+        uint64_t fits = tokens / far < d->plan.options.slots ? tokens / far : d->plan.options.slots;
         printf(
-            "  KV state %s%s: %llu pool tokens a decode worker, %u sequences of %uK; a rank reads "
-            "%.1f GB in a step of %u of them\n",
-            word[kv], kv ? " (not built)" : " (as built)",
-            (unsigned long long)pool_tokens(d) * (kv ? d->ranks : 1), fits, far / K,
+            "    %-28s %10llu tokens in the same memory, %3llu sequences of %uK; a rank reads %.1f "
+            "GB in a step of %u\n",
+            word[kv], (unsigned long long)tokens, (unsigned long long)fits, far / K,
             td_forecast_rank_bytes(&s->m, batch, far, d->ranks, (enum td_forecast_kv)kv) / 1e9,
             batch);
     }

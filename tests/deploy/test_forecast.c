@@ -97,6 +97,11 @@ static void replicated_state_is_read_by_every_rank(void **state) {
     double whole = td_forecast_rank_bytes(&flash, 64, 128 * K, 4, TD_FORECAST_KV_REPLICATED);
     near(whole - split, read * 3 / 4, 1e-9);
     near(4 * split, td_forecast_step_bytes(&flash, 64, 128 * K), 1e-9);
+    struct td_forecast_model m = flash;
+    m.whole_bytes = 1e9;
+    near(td_forecast_rank_bytes(&m, 64, 128 * K, 4, TD_FORECAST_KV_SPLIT) - split, 0.75e9, 1e-6);
+    near(td_forecast_rank_bytes(&m, 8, 8 * K, 1, TD_FORECAST_KV_SPLIT),
+         td_forecast_step_bytes(&m, 8, 8 * K), 1e-9);
     near(td_forecast_rank_bytes(&flash, 8, 8 * K, 1, TD_FORECAST_KV_REPLICATED),
          td_forecast_step_bytes(&flash, 8, 8 * K), 1e-9);
 }

@@ -248,6 +248,7 @@ class TestAgreement(Topology):
     def test_settings_of_all(self):
         for key, value in [("run_dir", "/run/other"), ("cluster.prefill", "3")]:
             self.finding(self.preset("4+4", "--set", f"decode@0:{key}={value}"), "error", "decode@0", key, value)
+            self.finding(self.preset("4+4", "--set", f"prefill@0:{key}={value}"), "error", "prefill@0", key, value)
         other = self.model("other")
         self.finding(self.preset("4+4", "--set", f"decode:model.dir={other}"), "error", "decode@0", "model.dir")
 
