@@ -67,24 +67,28 @@ static double layer_elements(const struct td_layer_weights *l, uint32_t experts)
     return sum;
 }
 
-/* Of what a decode step reads of a rank's weights: all but embedding and routed experts. */
-static double dense_bytes(const struct td_model *model) {
-    const struct td_model_config *c = &model->config;
-    const struct td_expert_weights *e = &model->layer[0].experts[0];
-    double expert = bytes_of(&e->w1) + bytes_of(&e->w2) + bytes_of(&e->w3);
-    double ids = (double)c->hash_layers * c->vocab * c->experts_per_token * sizeof(int64_t);
-    return (double)model->bytes - bytes_of(&model->embed) - ids -
-           (double)c->layers * c->experts * expert;
+/* The tables of layers that choose experts by token: a step reads a few of their bytes. */
+static double table_bytes(const struct td_model_config *c) {
+    return (double)c->hash_layers * c->vocab * c->experts_per_token * sizeof(int64_t);
 }
 
 static void count(const struct td_model *model, struct td_forecast_model *m) {
     const struct td_model_config *c = &model->config;
     const struct td_expert_weights *e = &model->layer[0].experts[0];
     m->expert_bytes = bytes_of(&e->w1) + bytes_of(&e->w2) + bytes_of(&e->w3);
-    m->dense_bytes = dense_bytes(model);
+    m->dense_bytes = (double)model->bytes - bytes_of(&model->embed) - table_bytes(c) -
+                     (double)c->layers * c->experts * m->expert_bytes;
     m->parameters = 0;
     for (uint32_t l = 0; l < c->layers; l++)
         m->parameters += layer_elements(&model->layer[l], c->experts_per_token);
+}
+
+/* What every rank has whole, given that a rank's weights are that and its share of the rest. */
+static double whole_bytes(const struct td_model *model, const struct side *s) {
+    double ranks = s->ranks, all = (double)model->bytes;
+    if (s->ranks == 1) return 0;
+    return (ranks * (double)s->plan.engine.weights - all) / (ranks - 1) -
+           table_bytes(&model->config);
 }
 
 static td_status model_in_numbers(struct shown *s, struct td_error *err) {
@@ -107,12 +111,7 @@ static td_status model_in_numbers(struct shown *s, struct td_error *err) {
                                       .row_bytes = kv->row_bytes,
                                       .key_bytes = kv->key_bytes};
     count(model, &s->m);
-    td_model_close(model);
-    /* a rank's dense bytes are what is whole and its share of the rest */
-    double ranks = s->decode.ranks;
-    if (ranks == 1) return TD_OK;
-    TD_TRY(td_model_outline(c, s->format, s->decode.ranks, &model, err));
-    s->m.whole_bytes = (ranks * dense_bytes(model) - s->m.dense_bytes) / (ranks - 1);
+    s->m.whole_bytes = whole_bytes(model, &s->decode);
     td_model_close(model);
     return TD_OK;
 }
