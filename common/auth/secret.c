@@ -9,21 +9,26 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+td_status td_secret_allowed(const char *setting, const char *path, const struct stat *st, uid_t as,
+                            struct td_error *err) {
+    if (!S_ISREG(st->st_mode))
+        return td_fail(err, TD_CONFIG, "%s %s: expected a regular file", setting, path);
+    if (st->st_uid != as && st->st_uid != 0)
+        return td_fail(err, TD_CONFIG, "%s %s: expected a file of user %u or root, found user %u",
+                       setting, path, (unsigned)as, (unsigned)st->st_uid);
+    if (st->st_mode & (S_IWGRP | S_IRWXO))
+        return td_fail(err, TD_CONFIG,
+                       "%s %s: expected mode 0600 or 0640, found %04o: others could read or change "
+                       "what is in it (chmod 600, and make new keys if it was shared)",
+                       setting, path, (unsigned)st->st_mode & 07777u);
+    return TD_OK;
+}
+
 static td_status check(const char *setting, const char *path, int fd, struct td_error *err) {
     struct stat st;
     if (fstat(fd, &st) != 0)
         return td_fail(err, TD_CONFIG, "%s %s: %s", setting, path, strerror(errno));
-    if (!S_ISREG(st.st_mode))
-        return td_fail(err, TD_CONFIG, "%s %s: expected a regular file", setting, path);
-    if (st.st_uid != geteuid() && st.st_uid != 0)
-        return td_fail(err, TD_CONFIG, "%s %s: expected a file of user %u or root, found user %u",
-                       setting, path, (unsigned)geteuid(), (unsigned)st.st_uid);
-    if (st.st_mode & (S_IWGRP | S_IRWXO))
-        return td_fail(err, TD_CONFIG,
-                       "%s %s: expected mode 0600 or 0640, found %04o: others could read or change "
-                       "what is in it (chmod 600, and make new keys if it was shared)",
-                       setting, path, (unsigned)st.st_mode & 07777u);
-    return TD_OK;
+    return td_secret_allowed(setting, path, &st, geteuid(), err);
 }
 
 td_status td_secret_read(const char *setting, const char *path, const char *how, uint8_t *bytes,

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "common/base/status.h"
 
@@ -17,6 +18,9 @@ enum { TD_DIGEST_BYTES = 32 };
 TD_MUST_USE td_status td_secret_read(const char *setting, const char *path, const char *how,
                                      uint8_t *bytes, size_t cap, size_t *ret_n,
                                      struct td_error *err);
+/* Its rule, for a process of user `as`: the file's kind, owner and mode, by what stat says. */
+TD_MUST_USE td_status td_secret_allowed(const char *setting, const char *path,
+                                        const struct stat *st, uid_t as, struct td_error *err);
 /* Overwrites; not optimised away. */
 void td_secret_wipe(void *bytes, size_t len);
 

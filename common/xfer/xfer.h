@@ -104,6 +104,11 @@ TD_MUST_USE td_status td_xfer_create(const struct td_xfer_options *options, stru
  * All requests are quiet on return. NULL is fine. */
 void td_xfer_destroy(struct td_xfer *x);
 
+/* UCX itself: "1.13.1", and into `buf` [cap] the names of the components that have something to offer
+ * here ("posix tcp cma cuda_ipc"), whatever was chosen. */
+const char *td_xfer_ucx_version(void);
+TD_MUST_USE td_status td_xfer_ucx_components(char *buf, size_t cap, struct td_error *err);
+
 enum td_xfer_lane td_xfer_lane_of(const struct td_xfer *x);
 /* The lanes that links get, as found at the start: "posix/memory.0[am rma]". */
 const char *td_xfer_transport(const struct td_xfer *x);

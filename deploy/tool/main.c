@@ -17,6 +17,7 @@ static const struct {
     {"drain", td_cmd_drain, "give a worker no new work and wait until it has none"},
     {"resume", td_cmd_resume, "give it work again"},
     {"logs", td_cmd_logs, "show the log of one role or of all"},
+    {"doctor", td_cmd_doctor, "what would go wrong here: files, limits, GPUs, links, each with its cure"},
     {"plan", td_cmd_plan, "what workers take in memory and how much they hold, from config.json"},
     {"topology", td_cmd_topology, "a configuration for eight GPUs, checked; units for it"},
     {"needle", td_cmd_needle, "does the cluster find facts hidden in long prompts?"},

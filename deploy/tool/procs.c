@@ -79,7 +79,7 @@ pid_t td_proc_pid(const struct td_procs *p, int i) {
     return start == want && state != 'Z' ? pid : 0;
 }
 
-static td_status program_path(const char *role, char *out, size_t cap, struct td_error *err) {
+td_status td_proc_program(const char *role, char *out, size_t cap, struct td_error *err) {
     char self[PATH_CAP];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     if (n < 0) return td_fail(err, TD_IO, "/proc/self/exe: %s", strerror(errno));
@@ -132,7 +132,7 @@ static void become_daemon(const char *program, const struct td_proc *x, const ch
 td_status td_proc_start(const struct td_procs *p, int i, const char *config, struct td_error *err) {
     const struct td_proc *x = &p->proc[i];
     char program[2 * PATH_CAP], path[PATH_CAP], state;
-    TD_TRY(program_path(x->role, program, sizeof program, err));
+    TD_TRY(td_proc_program(x->role, program, sizeof program, err));
     td_proc_log(p, i, path, sizeof path);
     int log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
     if (log < 0) return td_fail(err, TD_IO, "log %s: %s", path, strerror(errno));

@@ -34,6 +34,9 @@ TD_MUST_USE td_status td_procs_lock(const struct td_procs *p, int *ret_fd, struc
 void td_procs_unlock(int fd);
 /* Pid when that process runs, 0 when it does not. */
 pid_t td_proc_pid(const struct td_procs *p, int i);
+/* Path of the program tandem-ROLE that belongs to this executable. NOT_FOUND: it was not built. */
+TD_MUST_USE td_status td_proc_program(const char *role, char *out, size_t cap,
+                                      struct td_error *err);
 /* Starts process i as a daemon: own session, output appended to run_dir/NAME.log. The program
  * tandem-ROLE is the one beside this executable. */
 TD_MUST_USE td_status td_proc_start(const struct td_procs *p, int i, const char *config,

@@ -5,6 +5,7 @@
 
 enum { TD_EXIT_OK = 0, TD_EXIT_FAILED = 1, TD_EXIT_USAGE = 2 };
 
+int td_cmd_doctor(int argc, char **argv);
 int td_cmd_golden(int argc, char **argv);
 int td_cmd_index_diff(int argc, char **argv);
 int td_cmd_needle(int argc, char **argv);

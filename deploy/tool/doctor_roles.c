@@ -1,0 +1,169 @@
+/* Facts about a configuration's processes, and what follows from them. */
+#include "deploy/tool/doctor_roles.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/worker_plan.h"
+
+/* ---- facts ---- */
+
+uint32_t td_device_gpus(const char *device, uint32_t *gpu, uint32_t cap) {
+    uint32_t n = 0;
+    if (strcmp(device, "cuda") == 0 && cap) {
+        gpu[0] = 0;
+        return 1;
+    }
+    if (strncmp(device, "cuda:", 5) != 0) return 0;
+    for (const char *at = device + 5; n < cap;) {
+        char *end;
+        unsigned long v = strtoul(at, &end, 10);
+        if (!isdigit((unsigned char)*at) || v > 255 || (*end && *end != ',')) return 0;
+        gpu[n++] = (uint32_t)v;
+        if (!*end) return n;
+        at = end + 1;
+    }
+    return 0;
+}
+
+bool td_role_is(const struct td_role_facts *f, const char *role) {
+    size_t n = strlen(role);
+    return strncmp(f->name, role, n) == 0 && (f->name[n] == 0 || f->name[n] == '@');
+}
+
+static td_status load(const char *path, const char *role, const char *instance,
+                      const char *const *sets, uint32_t n, struct td_config *c,
+                      struct td_error *err) {
+    td_config_defaults(c);
+    TD_TRY(td_config_load(c, path, role, instance, err));
+    for (uint32_t i = 0; i < n; i++)
+        TD_TRY(td_config_set(c, sets[i], err));
+    return TD_OK;
+}
+
+void td_roles_look(const char *path, const char *const *sets, uint32_t n_sets, struct td_roles *r) {
+    struct td_config c;
+    *r = (struct td_roles){0};
+    snprintf(r->path, sizeof r->path, "%s", path);
+    if (load(path, "router", "", sets, n_sets, &c, &r->loaded) != TD_OK) return;
+    td_procs_init(&r->procs, &c);
+    r->role = calloc((size_t)r->procs.n, sizeof *r->role);
+    if (!r->role) {
+        td_fail(&r->loaded, TD_NO_MEMORY, "no memory for %d processes", r->procs.n);
+        return;
+    }
+    for (int i = 0; i < r->procs.n; i++) {
+        const struct td_proc *p = &r->procs.proc[i];
+        struct td_role_facts *f = &r->role[i];
+        snprintf(f->name, sizeof f->name, "%s", p->name);
+        f->worker = strcmp(p->role, "router") != 0;
+        if (load(path, p->role, p->instance, sets, n_sets, &f->config, &r->loaded) != TD_OK) return;
+        if (f->worker) f->gpus = td_device_gpus(f->config.device, f->gpu, TD_DOCTOR_GPUS);
+    }
+    r->loaded.status = TD_OK;
+}
+
+void td_roles_free(struct td_roles *r) {
+    free(r->role);
+    r->role = NULL;
+}
+
+/* Memory of the smallest of a worker's GPUs; 0: one of them is unknown. */
+static uint64_t card(const struct td_role_facts *f, const struct td_machine *m) {
+    uint64_t least = 0;
+    for (uint32_t k = 0; k < f->gpus; k++) {
+        uint64_t bytes = 0;
+        for (uint32_t i = 0; m && i < m->n; i++)
+            if (m->gpu[i].index == f->gpu[k]) bytes = m->gpu[i].seen.bytes;
+        if (bytes == 0) return 0;
+        least = least == 0 || bytes < least ? bytes : least;
+    }
+    return least;
+}
+
+static td_status plan(struct td_role_facts *f, struct td_model *model,
+                      const struct td_engine_options *o, uint64_t memory, struct td_error *err) {
+    const struct td_config *c = &f->config;
+    struct td_plan_device device = {
+        .bytes = memory, .fraction = (uint32_t)c->mem_fraction, .ranks = f->gpus ? f->gpus : 1};
+    struct td_worker_plan p;
+    struct td_engine_options asked = *o;
+    uint64_t slabs =
+        td_role_is(f, "prefill") ? c->send_slabs : c->max_prefill_peers * c->landing_slabs;
+    if (memory) asked.pages = (uint32_t)c->pool_pages;
+    TD_TRY(td_worker_plan(model, &asked, &device, c->slab_bytes, (uint32_t)slabs,
+                          c->grammar_mask_bytes, &p, err));
+    f->slabs = p.slabs;
+    f->on_host = td_worker_plan_bytes(&p, true) + (memory ? 0 : td_worker_plan_bytes(&p, false));
+    f->on_gpu = memory ? td_worker_plan_bytes(&p, false) - p.context : 0;
+    f->pages = p.options.pages;
+    f->max_context = p.options.max_context;
+    return TD_OK;
+}
+
+/* What needs config.json. Without it the model's own finding says so. */
+static td_status look_at(struct td_role_facts *f, const struct td_machine *m) {
+    struct td_model_config config;
+    struct td_model *model = NULL;
+    struct td_engine_options o;
+    struct td_error err;
+    enum td_outline kind = TD_OUTLINE_BF16;
+    TD_TRY(td_model_config_from(&f->config, &config, &kind, &err));
+    f->settings.status = td_engine_options_from(&f->config, &config, &o, &f->settings);
+    if (f->settings.status != TD_OK) return f->settings.status;
+    uint64_t memory = f->gpus ? card(f, m) : 0;
+    if (f->gpus && memory == 0) return TD_NOT_FOUND;
+    TD_TRY(td_model_outline(&config, kind, f->gpus ? f->gpus : 1, &model, &f->plan));
+    f->planned = true;
+    f->plan.status = plan(f, model, &o, memory, &f->plan);
+    td_model_close(model);
+    return TD_OK;
+}
+
+void td_roles_plan(struct td_roles *r, struct td_machine *m) {
+    for (int i = 0; i < r->procs.n; i++) {
+        struct td_role_facts *f = &r->role[i];
+        if (!f->worker || look_at(f, m) != TD_OK) continue;
+        for (uint32_t k = 0; m && k < f->gpus; k++)
+            for (uint32_t g = 0; g < m->n; g++)
+                if (m->gpu[g].index == f->gpu[k]) m->gpu[g].planned += f->on_gpu;
+    }
+}
+
+/* ---- rules ---- */
+
+void td_role_rules(const struct td_role_facts *f, struct td_report *r) {
+    const struct td_config *c = &f->config;
+    if (f->settings.status != TD_OK) {
+        td_find(r, TD_ERROR, "config", "%s: %s", f->name, f->settings.text);
+        td_cure(r, "change the setting that the sentence begins with: man tandem.conf");
+    } else if (!f->planned)
+        td_find(r, TD_SKIPPED, "plan", "%s: %s", f->name,
+                f->gpus ? "no plan: the memory of its GPU is not known"
+                        : "no plan: config.json cannot be read");
+    else if (f->plan.status != TD_OK) {
+        td_find(r, TD_ERROR, "plan", "%s: %s", f->name, f->plan.text);
+        td_cure(r, "the setting and the number that the sentence gives; `tandem plan --config` "
+                   "shows every part");
+    } else
+        td_find(r, TD_FINE, "plan", "%s on %s: %u pages, max_context %u; %.3f GB of the host%s",
+                f->name, c->device, f->pages, f->max_context, (double)f->on_host / 1e9,
+                f->gpus ? ", and of each GPU what mem_fraction leaves" : "");
+}
+
+void td_roles_rules(const struct td_roles *f, struct td_report *r) {
+    char names[160] = "";
+    if (f->loaded.status != TD_OK) {
+        td_find(r, TD_ERROR, "config", "%s", f->loaded.text);
+        td_cure(r, "man tandem.conf has every setting; deploy/tandem.conf is an example");
+        return;
+    }
+    for (int i = 0; i < f->procs.n; i++) {
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", f->procs.proc[i].name);
+    }
+    td_find(r, TD_FINE, "config", "%s: settings of %s", f->path, names);
+    for (int i = 0; i < f->procs.n; i++)
+        if (f->role[i].worker) td_role_rules(&f->role[i], r);
+}

@@ -1,0 +1,45 @@
+/* The processes that a configuration describes: their settings, where they compute, and what each
+ * will take by the plan that workers size themselves with. */
+#ifndef TD_DEPLOY_TOOL_DOCTOR_ROLES_H
+#define TD_DEPLOY_TOOL_DOCTOR_ROLES_H
+
+#include "deploy/tool/doctor_gpu.h"
+#include "deploy/tool/procs.h"
+
+struct td_role_facts {
+    char name[TD_PROC_NAME_MAX];
+    bool worker;
+    struct td_config config;
+    struct td_error settings;     /* of the engine's settings; status OK: valid */
+    uint32_t gpu[TD_DOCTOR_GPUS]; /* numbers; one rank each */
+    uint32_t gpus;                /* 0: on the CPU */
+    bool planned;                 /* the plan could be asked for */
+    struct td_error plan;         /* status OK: it fits */
+    uint64_t on_gpu;              /* bytes on each, beside its context */
+    uint64_t on_host, slabs;      /* of all of it, slabs */
+    uint32_t pages, max_context;
+};
+
+struct td_roles {
+    char path[512]; /* the file */
+    struct td_error loaded;
+    struct td_procs procs;
+    struct td_role_facts *role; /* [procs.n]; [0] is the router */
+};
+
+/* Numbers of "cuda:0,1,2,3" into gpu [cap]; 0: "cpu", or no list of GPUs. */
+uint32_t td_device_gpus(const char *device, uint32_t *gpu, uint32_t cap);
+/* "decode@0" is a decode worker. */
+bool td_role_is(const struct td_role_facts *f, const char *role);
+
+/* Loads `path` with `sets` for every process. */
+void td_roles_look(const char *path, const char *const *sets, uint32_t n_sets, struct td_roles *r);
+void td_roles_free(struct td_roles *r);
+/* Plans every worker; those on GPUs with the memory of the smallest of theirs among m->gpu (m may
+ * be NULL), and adds what they will take to those. */
+void td_roles_plan(struct td_roles *r, struct td_machine *m);
+
+void td_role_rules(const struct td_role_facts *f, struct td_report *r);
+void td_roles_rules(const struct td_roles *f, struct td_report *r);
+
+#endif
