@@ -32,13 +32,14 @@ struct td_nvml_facts {
 /* What /sys says. */
 struct td_pci_facts {
     bool there;
-    int node;        /* NUMA; -1: the machine has one, or nobody knows */
+    int generation_max, lanes, lanes_max; /* of the link; -1 */
+    int node;                             /* NUMA; -1: the machine has one, or nobody knows */
     int near_cores;  /* of those this process may use, how many are of that node; -1: unknown */
     int group;       /* IOMMU group; -1: none */
     char domain[16]; /* of the group: "identity", "DMA", "DMA-FQ", "" unknown */
     int bridges;     /* above it */
-    int redirecting; /* of them: ACS sends traffic between devices up to the root; -1: root may look
-                      */
+    int redirecting; /* of them: ACS sends traffic between devices up to the root;
+                        -1: only root may look */
 };
 
 /* What was asked in a process of its own: how it ended, and its sentence when it failed. */
@@ -113,6 +114,7 @@ void td_nvml_look(struct td_machine *m, const uint32_t *ours, uint32_t n_ours);
 /* PCIe generation of a bus address right now, -1. Loads and leaves the library. */
 int td_nvml_generation(const char *bus);
 /* `root` is "" on a machine; tests have another. */
+int td_pci_generation(const char *root, const char *bus);
 void td_pci_look(const char *root, const char *bus, struct td_pci_facts *f);
 void td_iommu_look(const char *root, struct td_iommu_facts *f);
 /* Whether a bridge of this configuration space [n] redirects what its devices send each other; -1:

@@ -179,19 +179,31 @@ static void mode_rules(const struct td_gpu_facts *g, struct td_report *r) {
     }
 }
 
+/* A link as the driver knows it, else as /sys does; zeros: unknown. */
+struct link {
+    int generation_max, lanes, lanes_max;
+};
+
+static struct link link_of(const struct td_gpu_facts *g) {
+    const struct td_nvml_facts *n = &g->nvml;
+    const struct td_pci_facts *p = &g->pci;
+    if (n->there && n->lanes >= 0) return (struct link){n->generation_max, n->lanes, n->lanes_max};
+    return p->there ? (struct link){p->generation_max, p->lanes, p->lanes_max} : (struct link){0};
+}
+
 /* Its way to the host. */
 static void link_rules(const struct td_machine *m, const struct td_gpu_facts *g,
                        struct td_report *r) {
-    const struct td_nvml_facts *n = &g->nvml;
+    struct link l = link_of(g);
     char end[96];
-    if (n->lanes > 0 && n->lanes < n->lanes_max) {
-        td_find(r, TD_WARNING, "gpu", "cuda:%u: PCIe x%d, it can x%d", g->index, n->lanes,
-                n->lanes_max);
+    if (l.lanes > 0 && l.lanes < l.lanes_max) {
+        td_find(r, TD_WARNING, "gpu", "cuda:%u: PCIe x%d, it can x%d", g->index, l.lanes,
+                l.lanes_max);
         td_cure(r, "seat the card again, another slot or riser, bifurcation in the BIOS");
     }
-    if (g->generation_busy > 0 && g->generation_busy < n->generation_max) {
+    if (g->generation_busy > 0 && g->generation_busy < l.generation_max) {
         td_find(r, TD_WARNING, "gpu", "cuda:%u: PCIe generation %d under load, it can %d", g->index,
-                g->generation_busy, n->generation_max);
+                g->generation_busy, l.generation_max);
         td_cure(r, "riser or cable too long, link speed fixed in the BIOS, or errors on the link "
                    "(dmesg: AER)");
     }
@@ -208,8 +220,8 @@ static void link_rules(const struct td_machine *m, const struct td_gpu_facts *g,
         td_cure(r, "errors on the link (dmesg: AER): another slot, riser or cable");
         return;
     }
-    int generation = g->generation_busy > 0 ? g->generation_busy : n->generation_max;
-    double best = n->there ? td_pcie_rate(generation, n->lanes) : 0;
+    double best =
+        td_pcie_rate(g->generation_busy > 0 ? g->generation_busy : l.generation_max, l.lanes);
     bool slow = g->host.rate[0] < best * 0.6 || g->host.rate[1] < best * 0.6;
     td_find(r, slow ? TD_WARNING : TD_FINE, "gpu",
             "cuda:%u: pinned memory %.1f GB/s to it, %.1f from it%s", g->index, g->host.rate[0],
@@ -277,9 +289,9 @@ static void wrong_bytes(const struct td_machine *m, const struct td_gpu_facts *a
 
 static void rate_rules(const struct td_gpu_facts *a, const struct td_gpu_facts *b,
                        const struct td_gpu_pair *x, const char *as, struct td_report *r) {
-    double link[2] = {td_pcie_rate(a->nvml.generation_max, a->nvml.lanes),
-                      td_pcie_rate(b->nvml.generation_max, b->nvml.lanes)};
-    double best = a->nvml.there && b->nvml.there ? link[0] < link[1] ? link[0] : link[1] : 0;
+    struct link la = link_of(a), lb = link_of(b);
+    double of_a = td_pcie_rate(la.generation_max, la.lanes),
+           of_b = td_pcie_rate(lb.generation_max, lb.lanes), best = of_a < of_b ? of_a : of_b;
     double slow = x->rate[0] < x->rate[1] ? x->rate[0] : x->rate[1];
     double fast = x->rate[0] < x->rate[1] ? x->rate[1] : x->rate[0];
     bool peers = x->peer[0] && x->peer[1];

@@ -87,26 +87,60 @@ static void look_at_bridges(const char *path, struct td_pci_facts *f) {
 
 /* ---- one GPU ---- */
 
-void td_pci_look(const char *root, const char *bus, struct td_pci_facts *f) {
-    char path[PATH_MAX], device[PATH_MAX - 64], file[PATH_MAX], line[256], name[32];
-    *f = (struct td_pci_facts){.node = -1, .near_cores = -1, .group = -1};
-    /* The runtime writes capitals, /sys small letters; NVML a domain of eight digits. */
+/* Its folder; false when there is none. The runtime writes capitals, /sys small letters; NVML a
+ * domain of eight digits. */
+static bool folder_of(const char *root, const char *bus, char *device, size_t cap) {
+    char path[PATH_MAX], name[32];
     size_t n = strlen(bus), skip = n > 12 ? n - 12 : 0;
     snprintf(name, sizeof name, "%.12s", bus + skip);
     for (char *c = name; *c; c++)
         *c = (char)tolower((unsigned char)*c);
     snprintf(path, sizeof path, "%s/sys/bus/pci/devices/%s", root, name);
-    char *real = realpath(path, NULL);
-    if (!real) return;
-    f->there = true;
-    snprintf(device, sizeof device, "%s", real);
+    char *real = n ? realpath(path, NULL) : NULL;
+    if (real) snprintf(device, cap, "%s", real);
+    bool there = real != NULL;
     free(real);
-    snprintf(file, sizeof file, "%s/numa_node", device);
-    if (read_line(file, line, sizeof line)) f->node = (int)strtol(line, NULL, 10);
+    return there;
+}
+
+static int attribute(const char *device, const char *name) {
+    char file[PATH_MAX], line[64];
+    snprintf(file, sizeof file, "%s/%s", device, name);
+    return read_line(file, line, sizeof line) ? (int)strtol(line, NULL, 10) : -1;
+}
+
+/* "32.0 GT/s PCIe" is generation 5. */
+static int generation(int gigatransfers) {
+    static const int speed[] = {2, 5, 8, 16, 32, 64};
+    for (int i = 0; i < (int)(sizeof speed / sizeof *speed); i++)
+        if (speed[i] == gigatransfers) return i + 1;
+    return -1;
+}
+
+int td_pci_generation(const char *root, const char *bus) {
+    char device[PATH_MAX - 64];
+    if (!folder_of(root, bus, device, sizeof device)) return -1;
+    return generation(attribute(device, "current_link_speed"));
+}
+
+void td_pci_look(const char *root, const char *bus, struct td_pci_facts *f) {
+    char device[PATH_MAX - 64], file[PATH_MAX], line[256];
+    *f = (struct td_pci_facts){.node = -1,
+                               .near_cores = -1,
+                               .group = -1,
+                               .generation_max = -1,
+                               .lanes = -1,
+                               .lanes_max = -1};
+    if (!folder_of(root, bus, device, sizeof device)) return;
+    f->there = true;
+    f->generation_max = generation(attribute(device, "max_link_speed"));
+    f->lanes = attribute(device, "current_link_width");
+    f->lanes_max = attribute(device, "max_link_width");
+    f->node = attribute(device, "numa_node");
     snprintf(file, sizeof file, "%s/local_cpulist", device);
     if (f->node >= 0 && read_line(file, line, sizeof line)) f->near_cores = cores_in(line);
     snprintf(file, sizeof file, "%s/iommu_group", device);
-    real = realpath(file, NULL);
+    char *real = realpath(file, NULL);
     if (real) {
         f->group = (int)strtol(strrchr(real, '/') + 1, NULL, 10);
         snprintf(file, sizeof file, "%s/type", real);

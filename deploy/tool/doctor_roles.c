@@ -1,30 +1,27 @@
 /* Facts about a configuration's processes, and what follows from them. */
 #include "deploy/tool/doctor_roles.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/device.h"
 #include "kernels/worker_plan.h"
 
 /* ---- facts ---- */
 
-uint32_t td_device_gpus(const char *device, uint32_t *gpu, uint32_t cap) {
-    uint32_t n = 0;
-    if (strcmp(device, "cuda") == 0 && cap) {
-        gpu[0] = 0;
-        return 1;
+/* None where the setting is wrong: the engine's settings say so. */
+static void places(struct td_role_facts *f) {
+    const struct td_backend *b = NULL;
+    uint32_t index[TD_MAX_RANKS];
+    struct td_error told_later;
+    if (td_backend_find(f->config.device, f->config.tp, &b, index, &told_later) != TD_OK || b->host)
+        return;
+    for (uint32_t i = 0; i < f->config.tp; i++) {
+        bool twice = false;
+        for (uint32_t k = 0; k < f->gpus; k++)
+            twice = twice || f->gpu[k] == index[i];
+        if (!twice) f->gpu[f->gpus++] = index[i];
     }
-    if (strncmp(device, "cuda:", 5) != 0) return 0;
-    for (const char *at = device + 5; n < cap;) {
-        char *end;
-        unsigned long v = strtoul(at, &end, 10);
-        if (!isdigit((unsigned char)*at) || v > 255 || (*end && *end != ',')) return 0;
-        gpu[n++] = (uint32_t)v;
-        if (!*end) return n;
-        at = end + 1;
-    }
-    return 0;
 }
 
 bool td_role_is(const struct td_role_facts *f, const char *role) {
@@ -59,7 +56,7 @@ void td_roles_look(const char *path, const char *const *sets, uint32_t n_sets, s
         snprintf(f->name, sizeof f->name, "%s", p->name);
         f->worker = strcmp(p->role, "router") != 0;
         if (load(path, p->role, p->instance, sets, n_sets, &f->config, &r->loaded) != TD_OK) return;
-        if (f->worker) f->gpus = td_device_gpus(f->config.device, f->gpu, TD_DOCTOR_GPUS);
+        if (f->worker) places(f);
     }
     r->loaded.status = TD_OK;
 }
@@ -86,7 +83,7 @@ static td_status plan(struct td_role_facts *f, struct td_model *model,
                       const struct td_engine_options *o, uint64_t memory, struct td_error *err) {
     const struct td_config *c = &f->config;
     struct td_plan_device device = {
-        .bytes = memory, .fraction = (uint32_t)c->mem_fraction, .ranks = f->gpus ? f->gpus : 1};
+        .bytes = memory, .fraction = (uint32_t)c->mem_fraction, .ranks = (uint32_t)c->tp};
     struct td_worker_plan p;
     struct td_engine_options asked = *o;
     uint64_t slabs =
@@ -114,7 +111,7 @@ static td_status look_at(struct td_role_facts *f, const struct td_machine *m) {
     if (f->settings.status != TD_OK) return f->settings.status;
     uint64_t memory = f->gpus ? card(f, m) : 0;
     if (f->gpus && memory == 0) return TD_NOT_FOUND;
-    TD_TRY(td_model_outline(&config, kind, f->gpus ? f->gpus : 1, &model, &f->plan));
+    TD_TRY(td_model_outline(&config, kind, memory ? (uint32_t)f->config.tp : 1, &model, &f->plan));
     f->planned = true;
     f->plan.status = plan(f, model, &o, memory, &f->plan);
     td_model_close(model);

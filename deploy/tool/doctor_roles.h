@@ -10,13 +10,13 @@ struct td_role_facts {
     char name[TD_PROC_NAME_MAX];
     bool worker;
     struct td_config config;
-    struct td_error settings;     /* of the engine's settings; status OK: valid */
-    uint32_t gpu[TD_DOCTOR_GPUS]; /* numbers; one rank each */
-    uint32_t gpus;                /* 0: on the CPU */
-    bool planned;                 /* the plan could be asked for */
-    struct td_error plan;         /* status OK: it fits */
-    uint64_t on_gpu;              /* bytes on each, beside its context */
-    uint64_t on_host, slabs;      /* of all of it, slabs */
+    struct td_error settings;   /* of the engine's settings; status OK: valid */
+    uint32_t gpu[TD_MAX_RANKS]; /* numbers of those that its ranks compute on, each once */
+    uint32_t gpus;              /* 0: on the CPU */
+    bool planned;               /* the plan could be asked for */
+    struct td_error plan;       /* status OK: it fits */
+    uint64_t on_gpu;            /* bytes on each, beside its context */
+    uint64_t on_host, slabs;    /* of all of it, slabs */
     uint32_t pages, max_context;
 };
 
@@ -27,8 +27,6 @@ struct td_roles {
     struct td_role_facts *role; /* [procs.n]; [0] is the router */
 };
 
-/* Numbers of "cuda:0,1,2,3" into gpu [cap]; 0: "cpu", or no list of GPUs. */
-uint32_t td_device_gpus(const char *device, uint32_t *gpu, uint32_t cap);
 /* "decode@0" is a decode worker. */
 bool td_role_is(const struct td_role_facts *f, const char *role);
 

@@ -193,6 +193,12 @@ static void links(void **state) {
     GPU(g->host.rate[1] = 37, TD_WARNING, "less than 60 %");
     GPU(g->host.rate[0] = 38.5, TD_FINE, "");
     GPU(g->host.rate[0] = 1; n->there = false, TD_FINE, "");
+    /* Without NVML /sys knows the link. */
+    GPU(n->there = false; g->pci.lanes = g->pci.lanes_max = 16; g->pci.generation_max = 5;
+        g->host.rate[0] = 37, TD_WARNING, "less than 60 %");
+    GPU(n->there = false; g->pci.lanes = 4; g->pci.lanes_max = 16, TD_WARNING, "PCIe x4");
+    GPU(n->there = false;
+        g->pci.generation_max = 6, TD_WARNING, "generation 5 under load, it can 6");
     GPU(g->host.wrong = 4, TD_ERROR, "4 of 16777216 words came back wrong");
     GPU(g->timed.end.how = TD_APART_LATE, TD_ERROR, "pinned memory did not end");
     GPU(g->timed.err = sentence(TD_IO, "copying: fault"), TD_ERROR, "fault");
@@ -295,6 +301,14 @@ static void sysfs(void **state) {
     char path[260];
     snprintf(path, sizeof path, "%s/numa_node", gpu);
     put(root, path, "0\n");
+    static const char *const link_text[][2] = {{"current_link_speed", "2.5 GT/s PCIe\n"},
+                                               {"max_link_speed", "32.0 GT/s PCIe\n"},
+                                               {"current_link_width", "8\n"},
+                                               {"max_link_width", "16\n"}};
+    for (int i = 0; i < 4; i++) {
+        snprintf(path, sizeof path, "%s/%s", gpu, link_text[i][0]);
+        put(root, path, link_text[i][1]);
+    }
     snprintf(path, sizeof path, "%s/local_cpulist", gpu);
     put(root, path, "0-63,128-191\n");
     put(root, "sys/kernel/iommu_groups/31/type", "DMA-FQ\n");
@@ -324,6 +338,11 @@ static void sysfs(void **state) {
     assert_string_equal(p.domain, "DMA-FQ");
     assert_int_equal(p.bridges, 1);
     assert_int_equal(p.redirecting, 1);
+    assert_int_equal(p.generation_max, 5);
+    assert_int_equal(p.lanes, 8);
+    assert_int_equal(p.lanes_max, 16);
+    assert_int_equal(td_pci_generation(root, "0000:41:00.0"), 1);
+    assert_int_equal(td_pci_generation(root, "0000:99:00.0"), -1);
     td_pci_look(root, "0000:99:00.0", &p);
     assert_false(p.there);
     assert_int_equal(p.node, -1);

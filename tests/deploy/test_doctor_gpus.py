@@ -58,6 +58,17 @@ class TestGpus(unittest.TestCase):
         self.assertTrue(self.fine(f, "over 3 ranks is right"))
         self.assertTrue(self.fine(f, "driver 580.65.06, 3 GPUs"))
 
+    def test_those_that_are_configured(self):
+        both = ("--set", "device=cuda:2", "--still", "--set")
+        f = self.examine(peers="gpus=3", args=(*both, "mem_fraction=40"))
+        if not self.fine(f, "kernels run"):
+            self.skipTest("a build without CUDA")
+        self.assertEqual(len(self.fine(f, "kernels run")), 1)
+        self.assertTrue(self.fine(f, "cuda:2: its workers will take"))
+        # Prefill and decode on one GPU share its memory.
+        self.finds(("error", "cuda:2: its workers will take"), peers="gpus=3", args=(*both, "mem_fraction=60"))
+        self.finds(("error", "cuda:4"), peers="gpus=3", args=("--set", "device=cuda:4"))
+
     def test_still(self):
         f = self.finds(peers="gpus=2 copy=0>1", args=("--all-gpus", "--still"))
         self.assertFalse(self.fine(f, "P2P"))

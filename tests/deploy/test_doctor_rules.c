@@ -366,21 +366,6 @@ static void role_rules(void **state) {
     one(TD_ERROR, "unknown setting");
 }
 
-static void lists_of_gpus(void **state) {
-    (void)state;
-    static const struct {
-        const char *text;
-        uint32_t n, last;
-    } list[] = {{"cpu", 0, 0},          {"cuda", 1, 0},     {"cuda:3", 1, 3},
-                {"cuda:0,1,2,7", 4, 7}, {"cuda:", 0, 0},    {"cuda:1,", 0, 0},
-                {"cuda:x", 0, 0},       {"cuda:1 2", 0, 0}, {"cuda:0,1,2,3,4", 0, 0}};
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
-        uint32_t gpu[4] = {0}, n = td_device_gpus(list[i].text, gpu, 4);
-        if (n != list[i].n || (n && gpu[n - 1] != list[i].last))
-            fail_msg("%s: %u GPUs", list[i].text, n);
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(host_rules),     cmocka_unit_test(run_dir_rules),
@@ -388,7 +373,7 @@ int main(void) {
         cmocka_unit_test(unit_rules),     cmocka_unit_test(model_rules),
         cmocka_unit_test(promised_bytes), cmocka_unit_test(lane_rules),
         cmocka_unit_test(lane_answers),   cmocka_unit_test(role_rules),
-        cmocka_unit_test(lists_of_gpus),
+
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,6 +24,7 @@
 
 enum {
     cudaErrorNoDevice = 100,
+    cudaErrorInvalidDevice = 101,
     cudaErrorPeerAccessAlreadyEnabled = 704,
     cudaErrorNoKernelImageForDevice = 209,
     cudaErrorInvalidDeviceFunction = 98,
@@ -90,6 +91,7 @@ static cudaError_t peers_properties(peers_prop *p, int gpu) {
 #define cudaGetDeviceProperties peers_properties
 
 static cudaError_t cudaDeviceGetPCIBusId(char *bus, int cap, int gpu) {
+    if (gpu >= peers_number("gpus=", 1)) return cudaErrorInvalidDevice;
     snprintf(bus, (size_t)cap, "0000:%02X:00.0", 0x40 + gpu);
     return cudaSuccess;
 }
