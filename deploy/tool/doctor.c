@@ -236,6 +236,12 @@ void td_doctor(const struct td_doctor_options *o, struct td_report *r) {
     gpus(&x);
     td_roles_plan(&x.roles, x.machine);
     td_roles_rules(&x.roles, r);
+    if (o->n_sets)
+        td_find(r, TD_SKIPPED, "config",
+                "whether processes fit together: read from files only, not "
+                "with --set");
+    else
+        td_agreement_rules(path, x.machine ? x.machine->count : 0, r);
     models(&x);
     host(&x);
     run_dir(&x);

@@ -21,7 +21,7 @@
 /* TD_SKIPPED: could not be looked at here, the sentence says why. */
 enum td_verdict { TD_FINE, TD_SKIPPED, TD_WARNING, TD_ERROR, TD_VERDICTS };
 
-struct td_finding {
+struct td_diagnosis {
     enum td_verdict verdict;
     const char *area; /* static: "config", "model", "gpu", ... */
     char text[480];
@@ -31,7 +31,7 @@ struct td_finding {
 enum { TD_FINDINGS_MAX = 1024 }; /* 16 GPUs have 120 pairs */
 
 struct td_report {
-    struct td_finding finding[TD_FINDINGS_MAX];
+    struct td_diagnosis finding[TD_FINDINGS_MAX];
     uint32_t n, lost; /* lost: beyond the room above; an error of its own when printed */
     uint32_t count[TD_VERDICTS];
 };

@@ -14,7 +14,7 @@ void td_find(struct td_report *r, enum td_verdict v, const char *area, const cha
         r->lost++;
         return;
     }
-    struct td_finding *f = &r->finding[r->n++];
+    struct td_diagnosis *f = &r->finding[r->n++];
     f->verdict = v;
     f->area = area;
     f->cure[0] = 0;
@@ -26,7 +26,7 @@ void td_find(struct td_report *r, enum td_verdict v, const char *area, const cha
 void td_cure(struct td_report *r, const char *fmt, ...) {
     va_list ap;
     if (r->n == 0 || r->lost) return;
-    struct td_finding *f = &r->finding[r->n - 1];
+    struct td_diagnosis *f = &r->finding[r->n - 1];
     va_start(ap, fmt);
     vsnprintf(f->cure, sizeof f->cure, fmt, ap);
     va_end(ap);
@@ -34,7 +34,7 @@ void td_cure(struct td_report *r, const char *fmt, ...) {
 
 void td_report_text(const struct td_report *r, bool quiet, FILE *out) {
     for (uint32_t i = 0; i < r->n; i++) {
-        const struct td_finding *f = &r->finding[i];
+        const struct td_diagnosis *f = &r->finding[i];
         if (f->verdict == TD_FINE && quiet) continue;
         fprintf(out, "%-8s %-7s %s%s%s\n", verdict_names[f->verdict], f->area, f->text,
                 f->cure[0] ? "; cure: " : "", f->cure);
@@ -49,7 +49,7 @@ void td_report_text(const struct td_report *r, bool quiet, FILE *out) {
 bool td_report_json(const struct td_report *r, FILE *out) {
     json_t *list = json_array(), *all = json_object();
     for (uint32_t i = 0; list && i < r->n; i++) {
-        const struct td_finding *f = &r->finding[i];
+        const struct td_diagnosis *f = &r->finding[i];
         /* Sentences quote files and drivers, which need not be UTF-8. */
         json_t *text = json_string(f->text), *cure = json_string(f->cure);
         json_t *o = json_object();

@@ -4,17 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "deploy/tool/plan_worker.h"
 #include "kernels/device.h"
-#include "kernels/worker_plan.h"
 
 /* ---- facts ---- */
 
 /* None where the setting is wrong: the engine's settings say so. */
 static void places(struct td_role_facts *f) {
-    const struct td_backend *b = NULL;
+    bool cuda = false;
     uint32_t index[TD_MAX_RANKS];
     struct td_error told_later;
-    if (td_backend_find(f->config.device, f->config.tp, &b, index, &told_later) != TD_OK || b->host)
+    if (td_devices_read(f->config.device, f->config.tp, &cuda, index, &told_later) != TD_OK ||
+        !cuda)
         return;
     for (uint32_t i = 0; i < f->config.tp; i++) {
         bool twice = false;
@@ -79,49 +80,44 @@ static uint64_t card(const struct td_role_facts *f, const struct td_machine *m) 
     return least;
 }
 
-static td_status plan(struct td_role_facts *f, struct td_model *model,
-                      const struct td_engine_options *o, uint64_t memory, struct td_error *err) {
-    const struct td_config *c = &f->config;
-    struct td_plan_device device = {
-        .bytes = memory, .fraction = (uint32_t)c->mem_fraction, .ranks = (uint32_t)c->tp};
+static td_status plan(struct td_role_facts *f, const struct td_model_config *model,
+                      enum td_outline kind, uint64_t memory, struct td_error *err) {
     struct td_worker_plan p;
-    struct td_engine_options asked = *o;
-    uint64_t slabs =
-        td_role_is(f, "prefill") ? c->send_slabs : c->max_prefill_peers * c->landing_slabs;
-    if (memory) asked.pages = (uint32_t)c->pool_pages;
-    TD_TRY(td_worker_plan(model, &asked, &device, c->slab_bytes, (uint32_t)slabs,
-                          c->grammar_mask_bytes, &p, err));
+    const struct td_plan_asked asked = {.config = &f->config,
+                                        .model = model,
+                                        .format = kind,
+                                        .prefill = td_role_is(f, "prefill"),
+                                        .ranks = (uint32_t)f->config.tp,
+                                        .memory = memory};
+    TD_TRY(td_plan_worker(&asked, &p, err));
+    size_t on_gpu = td_worker_plan_bytes(&p, false);
     f->slabs = p.slabs;
-    f->on_host = td_worker_plan_bytes(&p, true) + (memory ? 0 : td_worker_plan_bytes(&p, false));
-    f->on_gpu = memory ? td_worker_plan_bytes(&p, false) - p.context : 0;
+    f->on_host = td_worker_plan_bytes(&p, true) + (memory ? 0 : on_gpu * f->config.tp);
+    f->on_gpu = memory ? on_gpu - p.context : 0;
     f->pages = p.options.pages;
     f->max_context = p.options.max_context;
     return TD_OK;
 }
 
 /* What needs config.json. Without it the model's own finding says so. */
-static td_status look_at(struct td_role_facts *f, const struct td_machine *m) {
+static void look_at(struct td_role_facts *f, const struct td_machine *m) {
     struct td_model_config config;
-    struct td_model *model = NULL;
     struct td_engine_options o;
     struct td_error err;
     enum td_outline kind = TD_OUTLINE_BF16;
-    TD_TRY(td_model_config_from(&f->config, &config, &kind, &err));
+    if (td_model_config_from(&f->config, &config, &kind, &err) != TD_OK) return;
     f->settings.status = td_engine_options_from(&f->config, &config, &o, &f->settings);
-    if (f->settings.status != TD_OK) return f->settings.status;
     uint64_t memory = f->gpus ? card(f, m) : 0;
-    if (f->gpus && memory == 0) return TD_NOT_FOUND;
-    TD_TRY(td_model_outline(&config, kind, memory ? (uint32_t)f->config.tp : 1, &model, &f->plan));
+    if (f->settings.status != TD_OK || (f->gpus && memory == 0)) return;
     f->planned = true;
-    f->plan.status = plan(f, model, &o, memory, &f->plan);
-    td_model_close(model);
-    return TD_OK;
+    f->plan.status = plan(f, &config, kind, memory, &f->plan);
 }
 
 void td_roles_plan(struct td_roles *r, struct td_machine *m) {
     for (int i = 0; i < r->procs.n; i++) {
         struct td_role_facts *f = &r->role[i];
-        if (!f->worker || look_at(f, m) != TD_OK) continue;
+        if (!f->worker) continue;
+        look_at(f, m);
         for (uint32_t k = 0; m && k < f->gpus; k++)
             for (uint32_t g = 0; g < m->n; g++)
                 if (m->gpu[g].index == f->gpu[k]) m->gpu[g].planned += f->on_gpu;

@@ -38,6 +38,8 @@ void td_roles_free(struct td_roles *r);
 void td_roles_plan(struct td_roles *r, struct td_machine *m);
 
 void td_role_rules(const struct td_role_facts *f, struct td_report *r);
+/* Whether the processes of `path` fit together; `host_gpus` of this machine, 0: unknown. */
+void td_agreement_rules(const char *path, uint32_t host_gpus, struct td_report *r);
 void td_roles_rules(const struct td_roles *f, struct td_report *r);
 
 #endif

@@ -89,6 +89,13 @@ class TestDoctor(unittest.TestCase):
         self.finds(self.config(run_dir="/tmp/" + "x" * 100), "host", "expected at most 95 bytes")
         self.finds(self.config(run_dir=self.dir / "tandem.conf"), "host", "another kind of file")
 
+    def test_processes_that_do_not_fit_together(self):
+        c = self.config()
+        c.write_text(c.read_text() + "[decode@3]\nmax_running = 2\n[prefill]\nkv_dtype = fp32\n")
+        bad = self.finds(c, "config", "section [decode@3]", "kv_dtype is")
+        self.assertEqual(len(bad), 2)
+        self.assertTrue(all(len(f["cure"]) > 10 for f in bad), bad)
+
     # ---- model ----
 
     def copy(self):

@@ -81,11 +81,11 @@ static struct td_machine good(void) {
 }
 
 static void judge(const struct td_machine *m, enum td_verdict v, const char *words) {
-    const struct td_finding *f = NULL;
+    const struct td_diagnosis *f = NULL;
     memset(&report, 0, sizeof report);
     td_machine_rules(m, &report);
     for (uint32_t i = 0; i < report.n; i++) {
-        const struct td_finding *x = &report.finding[i];
+        const struct td_diagnosis *x = &report.finding[i];
         if (x->verdict <= TD_SKIPPED) continue;
         if (f) fail_msg("two findings: %s; and: %s", f->text, x->text);
         f = x;

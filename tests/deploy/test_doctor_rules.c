@@ -35,7 +35,7 @@ static void sound(void) {
 
 /* Exactly one finding that is not fine or skipped: of this verdict, with these words, cured. */
 static void one(enum td_verdict v, const char *words) {
-    const struct td_finding *f = NULL;
+    const struct td_diagnosis *f = NULL;
     for (uint32_t i = 0; i < report.n; i++) {
         if (report.finding[i].verdict <= TD_SKIPPED) continue;
         if (f) fail_msg("two findings: %s; and: %s", f->text, report.finding[i].text);
