@@ -9,6 +9,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import random
 import signal
 import sys
 import threading
@@ -31,6 +32,7 @@ TOOLS = [{"type": "function", "function": {
                  "properties": {"room": {"enum": ["single", "double"]}, "nights": {"type": "integer"}}}}},
          {"type": "function", "function": {"name": "hang_up", "strict": True, "parameters": {
              "type": "object", "properties": {}, "additionalProperties": False}}}]
+SEED, KILLS = random.randrange(1 << 32), 8
 OURS = ("min_tokens", "guided_json", "guided_regex", "guided_choice", "regex", "structured_outputs")
 
 
@@ -351,6 +353,74 @@ class TestMoved(unittest.TestCase):
             r = c.tool("restart", victim, "--config", c.config)
             self.assertEqual(r.returncode, 0, r.stderr)
 
+    def forms(self, c):
+        """One request of each kind of grammar, long enough to be hit."""
+        form = {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}}
+        more = dict(logit_bias=endless(c), logprobs=True)
+        return [body("x", 3, 150, **OBJECT, **more), body("y", 4, 150, **form, **more), body("z", 5, 120, guided_regex="([a-z]{2,9} ){90}", logprobs=True),
+                body("w", 6, 150, tools=TOOLS, tool_choice="required", **more)]
+
+    def test_cancelled_anywhere(self):
+        """Clients that leave at any point of an enforced answer, beside one that stays."""
+        rng = random.Random(SEED)
+        with e2e.Cluster(max_context=4096, max_running=4) as c:
+            bodies = self.forms(c)
+            ask, alone = self.all_of(c, bodies)
+            client = c.client()
+
+            def leave(i):
+                b = bodies[i % len(bodies)] | {"seed": i, "n": 1 + i % 3 // 2}
+                left = rng.randrange(40)
+                with client.chat.completions.create(stream=True, **b) as events:
+                    for k, _ in enumerate(events):
+                        if k == left:
+                            break
+
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                gone = [pool.submit(leave, i) for i in range(60)]
+                for i in range(8):
+                    self.assertEqual(ask(bodies[i % 4]), alone[i % 4])
+                for g in gone:
+                    g.result()
+            self.assertEqual([ask(b) for b in bodies], alone)
+            self.assertEqual(c.get("/v1/cluster")[1]["counts"]["failed"], 0)
+            c.wait_baseline(20)
+
+    def test_killed_anywhere(self):
+        """Either worker dies at any point of enforced answers: each comes out as if nothing had been, or says that it did not."""
+        rng = random.Random(SEED)
+        with e2e.Cluster(max_context=4096, max_running=4, cluster__prefill=2, cluster__decode=2) as c:
+            bodies = self.forms(c)
+            ask, alone = self.all_of(c, bodies)
+            begin = time.monotonic()
+            ask(bodies[0])
+            usual = time.monotonic() - begin
+            whole = 0
+
+            def answer(b):
+                try:
+                    return ask(b)
+                except openai.InternalServerError as e:  # 503: three attempts were lost
+                    self.assertEqual(e.status_code, 503)
+                    return None
+
+            for _ in range(KILLS):
+                victim = rng.choice(["prefill@0", "prefill@1", "decode@0", "decode@1"])
+                with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                    asked = [pool.submit(answer, b) for b in bodies]
+                    time.sleep(rng.random() * 1.5 * usual)
+                    os.kill(c.pid(victim), signal.SIGKILL)
+                    got = [a.result() for a in asked]
+                self.assertEqual([g for g, a in zip(got, alone) if g not in (None, a)], [], f"seed {SEED}, {victim}")
+                whole += sum(g is not None for g in got)
+                r = c.tool("restart", victim, "--config", c.config)
+                self.assertEqual(r.returncode, 0, r.stderr)
+            print(f"{whole} of {KILLS * len(bodies)} answers whole after {KILLS} kills,", c.get("/v1/cluster")[1]["counts"]["retries"], "retries")
+            self.assertGreater(whole, KILLS * len(bodies) * 3 // 4)
+            self.assertEqual([ask(b) for b in bodies], alone)
+            c.wait_baseline(20)
+
 
 if __name__ == "__main__":
+    print("seed", SEED)
     e2e.main("__main__")
