@@ -3,10 +3,13 @@
 
 #include <stdio.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "kernels/scratch.h"
 
-/* The fast variants that were built (kernels/meson.build), the best one first. */
+/* The fast variants that were built (kernels/meson.build), the best one first as a rule. */
 #define VARIANTS(X) TD_CPU_VARIANTS(X)
 #define X(name) extern const struct td_ops td_ops_##name;
 VARIANTS(X)
@@ -23,9 +26,21 @@ static bool runs_avx512(void) {
            __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl");
 }
+
+/* AMD's family 19h (Zen 4) executes 512 bits as twice 256, and its L1 cache has eight ways: twelve
+ * rows of a wide tile, a power of two apart, push each other out. AVX2 is the faster one there. */
+static bool second_choice(const struct td_ops *ops) {
+    uint32_t a, b, c, d;
+    if (ops != &td_ops_avx512 || !__builtin_cpu_is("amd")) return false;
+    return __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 0xf) + (a >> 20 & 0xff) == 0x19;
+}
 #else
 static bool runs_plain(void) {
     return true;
+}
+static bool second_choice(const struct td_ops *ops) {
+    (void)ops;
+    return false;
 }
 #endif
 
@@ -33,9 +48,11 @@ const struct td_ops *td_ops_table(uint32_t i) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
 #endif
+    for (int second = 0; second < 2; second++) {
 #define X(name)                                                                                    \
-    if (runs_##name() && i-- == 0) return &td_ops_##name;
-    VARIANTS(X)
+    if (runs_##name() && second_choice(&td_ops_##name) == second && i-- == 0) return &td_ops_##name;
+        VARIANTS(X)
+    }
 #undef X
     return i == 0 ? &td_ops_ref : NULL;
 }

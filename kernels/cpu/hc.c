@@ -98,7 +98,9 @@ static void post_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t th
     const struct td_hc_post_args *a = arg;
     for (uint32_t i = begin; i < end; i++) {
         float *x = a->x + (size_t)i * S * a->hidden;
-        const float *post = a->post + (size_t)i * S, *comb = a->comb + (size_t)i * S * S;
+        float post[S], comb[S * S]; /* of the token, and nobody's whom a store could change */
+        memcpy(post, a->post + (size_t)i * S, sizeof post);
+        memcpy(comb, a->comb + (size_t)i * S * S, sizeof comb);
         for (uint32_t c = 0; c < a->hidden; c += 8) {
             v8 o = load8(a->o + (size_t)i * a->hidden + c), old[S];
             for (uint32_t j = 0; j < S; j++)

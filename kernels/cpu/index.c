@@ -63,9 +63,7 @@ TD_INLINE v8 add_heads(const struct block *b, const float *wt, const float *lo, 
                        size_t dot_step, uint32_t wt_step, bool lone) {
     v8 sum = splat8(0.0f);
     for (uint32_t h = 0; h < b->a->heads; h++) {
-        v8 dot;
-        memcpy(&dot, lo + h * dot_step, 16);
-        memcpy((float *)&dot + 4, hi + h * dot_step, 16);
+        v8 dot = join8(lo + h * dot_step, hi + h * dot_step);
         v8 w = lone ? splat8(wt[h]) : load8(wt + h * wt_step);
         sum = fma8(w, max8(dot, splat8(0.0f)), sum);
     }

@@ -150,78 +150,94 @@ TD_INLINE void move_sums(const float *from, size_t from_step, float *to, size_t 
         memcpy(to + r * to_step, from + r * from_step, (size_t)vectors * sizeof(vl));
 }
 
+/* What of a tile is left to do. Not a copy of it: the rows' pointers were written just now, one by
+ * one, and reading them back in vectors would wait for that. */
+struct view {
+    const struct tile *t;
+    const float *const *x;
+    const uint32_t *from;
+    const float *w;
+    float *y;
+};
+
 /* Inputs begin..end-1 of a band, where some rows have begun and not ended and others not: few. */
-TD_INLINE void band_edge(const struct tile *t, float *sum, uint32_t begin, uint32_t end,
+TD_INLINE void band_edge(struct view p, float *sum, uint32_t begin, uint32_t end,
                          enum tile_kind kind, int rows, int panels) {
     enum { V = PANEL_VECTORS };
+    const struct tile *t = p.t;
     for (uint32_t k = begin; k < end; k++)
-        for (int p = 0; p < panels; p++) {
+        for (int i = 0; i < panels; i++) {
             vl lanes[V];
-            load_panel(kind, t->w + k * t->w_step + (size_t)p * t->w_panel, lanes);
+            load_panel(kind, p.w + k * t->w_step + (size_t)i * t->w_panel, lanes);
             for (int r = 0; r < rows; r++) {
-                if (k - t->from[r] >= t->span) continue;
+                if (k - p.from[r] >= t->span) continue;
                 for (int v = 0; v < V; v++) {
-                    float *at = sum + r * SUM_STEP + (p * V + v) * TD_WIDTH;
-                    store_lanes(at, fma_lanes(splat_lanes(t->x[r][k]), lanes[v], load_lanes(at)));
+                    float *at = sum + r * SUM_STEP + (i * V + v) * TD_WIDTH;
+                    store_lanes(at, fma_lanes(splat_lanes(p.x[r][k]), lanes[v], load_lanes(at)));
                 }
             }
         }
 }
 
-TD_INLINE void tile_band(const struct tile *t, enum tile_kind kind, int rows, int panels) {
+TD_INLINE void tile_band(struct view p, enum tile_kind kind, int rows, int panels) {
     enum { V = PANEL_VECTORS };
+    const struct tile *t = p.t;
     const float *x[TILE_ROWS];
     for (int r = 0; r < rows; r++)
-        x[r] = t->x[r];
+        x[r] = p.x[r];
     tile_sums acc;
     float sum[TILE_ROWS * SUM_STEP];
-    uint32_t all = t->from[rows - 1], end = t->from[0] + t->span; /* here all rows take part */
+    uint32_t all = p.from[rows - 1], end = p.from[0] + t->span; /* here all rows take part */
     end = end > all ? end : all;
-    memset(sum, 0, sizeof sum);
-    band_edge(t, sum, t->from[0], all, kind, rows, panels);
-    UNROLL_ROWS
-    for (int r = 0; r < rows; r++) {
-        UNROLL
-        for (int v = 0; v < panels * V; v++)
-            acc[r][v] = load_lanes(sum + r * SUM_STEP + v * TD_WIDTH);
+    clear_sums(acc, rows, panels * V);
+    if (all > p.from[0]) {
+        store_sums(sum, SUM_STEP, acc, false, rows, panels * V);
+        band_edge(p, sum, p.from[0], all, kind, rows, panels);
+        UNROLL_ROWS
+        for (int r = 0; r < rows; r++) {
+            UNROLL
+            for (int v = 0; v < panels * V; v++)
+                acc[r][v] = load_lanes(sum + r * SUM_STEP + v * TD_WIDTH);
+        }
     }
-    const float *w = t->w + all * t->w_step;
+    const float *w = p.w + all * t->w_step;
     for (size_t k = all; k < end; k++, w += t->w_step)
         tile_step(acc, x, k, false, w, t->w_panel, kind, rows, panels);
-    if (all == t->from[0]) {
-        store_sums(t->y, t->y_step, acc, t->add, rows, panels * V);
+    if (all == p.from[0]) {
+        store_sums(p.y, t->y_step, acc, t->add, rows, panels * V);
         return;
     }
     store_sums(sum, SUM_STEP, acc, false, rows, panels * V);
-    band_edge(t, sum, end, all + t->span, kind, rows, panels);
+    band_edge(p, sum, end, all + t->span, kind, rows, panels);
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < panels * V; v++) {
-            float *y = t->y + r * t->y_step + v * TD_WIDTH;
+            float *y = p.y + r * t->y_step + v * TD_WIDTH;
             vl own = load_lanes(sum + r * SUM_STEP + v * TD_WIDTH);
             store_lanes(y, t->add ? load_lanes(y) + own : own);
         }
 }
 
-TD_INLINE void tile_fixed(const struct tile *t, enum tile_kind kind, int rows, int panels) {
+TD_INLINE void tile_fixed(struct view p, enum tile_kind kind, int rows, int panels) {
     enum { V = PANEL_VECTORS };
+    const struct tile *t = p.t;
     if (kind == TILE_BAND || kind == TILE_BAND_BF16) {
-        tile_band(t, kind, rows, panels);
+        tile_band(p, kind, rows, panels);
         return;
     }
     const float *x[TILE_ROWS];
     for (int r = 0; r < rows; r++)
-        x[r] = t->x[r];
+        x[r] = p.x[r];
     /* Several blocks are added up beside each other: rows of y lie pages apart. */
     float sum[TILE_ROWS * SUM_STEP];
     bool several = t->k > TD_BLOCK, add = t->add;
-    float *y = several ? sum : t->y;
+    float *y = several ? sum : p.y;
     size_t y_step = several ? SUM_STEP : t->y_step;
-    if (several && add) move_sums(t->y, t->y_step, sum, SUM_STEP, rows, panels * V);
+    if (several && add) move_sums(p.y, t->y_step, sum, SUM_STEP, rows, panels * V);
     for (uint32_t begin = 0; begin < t->k; begin += TD_BLOCK, add = true) {
         uint32_t end = t->k - begin < TD_BLOCK ? t->k : begin + TD_BLOCK;
         tile_sums acc;
         clear_sums(acc, rows, panels * V);
-        const float *w = t->w + begin * t->w_step;
+        const float *w = p.w + begin * t->w_step;
         if (kind == TILE_QUAD_BF16) { /* k is even */
             for (size_t k = begin; k < end; k += 2, w += 2 * t->w_step) {
                 tile_step(acc, x, k, false, w, t->w_panel, kind, rows, panels);
@@ -235,26 +251,28 @@ TD_INLINE void tile_fixed(const struct tile *t, enum tile_kind kind, int rows, i
         }
         store_sums(y, y_step, acc, add, rows, panels * V);
     }
-    if (several) move_sums(sum, SUM_STEP, t->y, t->y_step, rows, panels * V);
+    if (several) move_sums(sum, SUM_STEP, p.y, t->y_step, rows, panels * V);
 }
 
 /* `fit` panels at a time while there are as many, then one at a time. */
-TD_INLINE void tile_panels(struct tile t, enum tile_kind kind, int rows, int fit, uint32_t panels) {
+TD_INLINE void tile_panels(struct view p, enum tile_kind kind, int rows, int fit, uint32_t panels) {
     for (; panels >= (uint32_t)fit; panels -= (uint32_t)fit) {
-        tile_fixed(&t, kind, rows, fit);
-        t.w += (size_t)fit * t.w_panel;
-        t.y += fit * TD_PANEL;
+        tile_fixed(p, kind, rows, fit);
+        p.w += (size_t)fit * p.t->w_panel;
+        p.y += fit * TD_PANEL;
     }
     for (; fit > 1 && panels > 0; panels--) {
-        tile_fixed(&t, kind, rows, 1);
-        t.w += t.w_panel;
-        t.y += TD_PANEL;
+        tile_fixed(p, kind, rows, 1);
+        p.w += p.t->w_panel;
+        p.y += TD_PANEL;
     }
 }
 
-TD_INLINE void tile_rows(struct tile t, enum tile_kind kind, uint32_t rows, uint32_t panels) {
+TD_INLINE void tile_rows(const struct tile *t, enum tile_kind kind, uint32_t rows,
+                         uint32_t panels) {
     const bool wide = TD_WIDTH == 16;
     const uint32_t most = kind == TILE_QUAD_BF16 ? TILE_ROWS_PAIRS : TILE_ROWS;
+    struct view p = {t, t->x, t->from, t->w, t->y};
     while (rows > 0) {
         uint32_t n = rows >= most        ? most
                      : wide && rows >= 8 ? 8
@@ -262,42 +280,41 @@ TD_INLINE void tile_rows(struct tile t, enum tile_kind kind, uint32_t rows, uint
                      : rows >= 2         ? 2
                                          : 1;
         if (n == most)
-            tile_panels(t, kind, most, wide ? 2 : 1, panels);
+            tile_panels(p, kind, most, wide ? 2 : 1, panels);
         else if (wide && n == 8)
-            tile_panels(t, kind, 8, 2, panels);
+            tile_panels(p, kind, 8, 2, panels);
         else if (n == 4)
-            tile_panels(t, kind, 4, wide ? 4 : 1, panels);
+            tile_panels(p, kind, 4, wide ? 4 : 1, panels);
         else if (n == 2)
-            tile_panels(t, kind, 2, wide ? 8 : 2, panels);
+            tile_panels(p, kind, 2, wide ? 8 : 2, panels);
         else
-            tile_panels(t, kind, 1, wide ? 8 : 4, panels);
+            tile_panels(p, kind, 1, wide ? 8 : 4, panels);
         rows -= n;
-        memmove(t.x, t.x + n, rows * sizeof *t.x);
-        if (kind == TILE_BAND || kind == TILE_BAND_BF16)
-            memmove(t.from, t.from + n, rows * sizeof *t.from);
-        t.y += n * t.y_step;
+        p.x += n;
+        p.from += n;
+        p.y += n * t->y_step;
     }
 }
 
 void tile_run(const struct tile *t, enum tile_kind kind, uint32_t rows, uint32_t panels) {
     switch (kind) {
     case TILE_FP32:
-        tile_rows(*t, TILE_FP32, rows, panels);
+        tile_rows(t, TILE_FP32, rows, panels);
         break;
     case TILE_BF16:
-        tile_rows(*t, TILE_BF16, rows, panels);
+        tile_rows(t, TILE_BF16, rows, panels);
         break;
     case TILE_QUAD:
-        tile_rows(*t, TILE_QUAD, rows, panels);
+        tile_rows(t, TILE_QUAD, rows, panels);
         break;
     case TILE_QUAD_BF16:
-        tile_rows(*t, TILE_QUAD_BF16, rows, panels);
+        tile_rows(t, TILE_QUAD_BF16, rows, panels);
         break;
     case TILE_BAND:
-        tile_rows(*t, TILE_BAND, rows, panels);
+        tile_rows(t, TILE_BAND, rows, panels);
         break;
     case TILE_BAND_BF16:
-        tile_rows(*t, TILE_BAND_BF16, rows, panels);
+        tile_rows(t, TILE_BAND_BF16, rows, panels);
         break;
     }
 }

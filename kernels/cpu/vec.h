@@ -35,6 +35,15 @@ TD_INLINE void store8(float *p, v8 v) {
     memcpy(p, &v, sizeof v);
 }
 
+/* Four floats from each. In registers: what is read back as a whole right after it was stored in
+ * halves waits until the stores are done. */
+TD_INLINE v8 join8(const float *lo, const float *hi) {
+    float a __attribute__((vector_size(16))), b __attribute__((vector_size(16)));
+    memcpy(&a, lo, sizeof a);
+    memcpy(&b, hi, sizeof b);
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
+}
+
 /* a * b + c, rounded once. */
 TD_INLINE v8 fma8(v8 a, v8 b, v8 c) {
 #if defined(__FMA__) && defined(__AVX2__)

@@ -1,5 +1,7 @@
 /* Settings to engine options: every "auto" resolved, wrong values refused by name; and ops forced
  * to their reference by name. */
+#include <stdio.h>
+
 #include "tests/kernels/fixture.h"
 
 #include "kernels/device.h"
@@ -177,11 +179,44 @@ static void forced_ops(void **state) {
     assert_string_equal(text, "all");
 }
 
+/* Whether a line of /proc/cpuinfo that begins with `key` has `word`. */
+static bool processor_has(const char *key, const char *word) {
+    static char line[8192];
+    bool found = false;
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, key, strlen(key)) == 0)
+            for (char *save, *w = strtok_r(line, " \t\n:", &save); w;
+                 w = strtok_r(NULL, " \t\n:", &save))
+                found |= strcmp(w, word) == 0;
+    if (f) fclose(f);
+    return found;
+}
+
+static void tables_of_ops(void **state) {
+    (void)state;
+    uint32_t n = 0, avx2 = UINT32_MAX, avx512 = UINT32_MAX;
+    for (; td_ops_table(n); n++) {
+        for (uint32_t i = 0; i < n; i++)
+            assert_ptr_not_equal(td_ops_table(i), td_ops_table(n));
+        if (strcmp(td_ops_table(n)->name, "avx2") == 0) avx2 = n;
+        if (strcmp(td_ops_table(n)->name, "avx512") == 0) avx512 = n;
+    }
+    assert_ptr_equal(td_ops_table(n - 1), &td_ops_ref);
+    assert_ptr_equal(td_ops_table(0), td_ops_select());
+    assert_null(td_ops_table(n + 1));
+    if (avx512 == UINT32_MAX) return;
+    assert_int_not_equal(avx2, UINT32_MAX);
+    bool zen4 = processor_has("vendor_id", "AuthenticAMD") && processor_has("cpu family", "25");
+    assert_int_equal(avx2 < avx512, zen4);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),     cmocka_unit_test(given_values),
-        cmocka_unit_test(wrong_values), cmocka_unit_test(where_ranks_compute),
-        cmocka_unit_test(numerics),     cmocka_unit_test(forced_ops),
+        cmocka_unit_test(defaults),      cmocka_unit_test(given_values),
+        cmocka_unit_test(wrong_values),  cmocka_unit_test(where_ranks_compute),
+        cmocka_unit_test(numerics),      cmocka_unit_test(forced_ops),
+        cmocka_unit_test(tables_of_ops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
