@@ -1,7 +1,9 @@
 /* tandem-decode: options, then the worker. Everything else is in the library. */
 #include <stdio.h>
+#include <unistd.h>
 
 #include "common/base/log.h"
+#include "kernels/worker_engine.h"
 #include "decode/worker.h"
 #include "proto/worker_host.h"
 
@@ -24,5 +26,7 @@ int main(int argc, char **argv) {
         st = td_decode_worker_run(&args, &err);
     }
     if (st != TD_OK) fprintf(stderr, "tandem-decode: %s\n", err.text);
-    return td_role_exit(st);
+    int code = td_role_exit(st);
+    if (td_worker_engine_lost()) _exit(code);
+    return code;
 }

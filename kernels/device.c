@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/collectives.h"
 #include "kernels/model/random.h"
 #include "kernels/ops.h"
 
@@ -69,9 +70,25 @@ static td_status cpu_wait(struct td_device *d, enum td_lane lane, struct td_erro
     return TD_OK;
 }
 
-static void cpu_fill(struct td_device *d, const struct td_random *r, void *to, size_t bytes) {
+static void cpu_fill(struct td_device *d, const struct td_random *r, const struct td_fill *f) {
     (void)d;
-    td_random_bytes(r, 0, bytes, to);
+    for (size_t i = 0; i < f->rows; i++)
+        td_random_bytes(r, f->from + i * f->pitch, f->width, (uint8_t *)f->to + i * f->width);
+}
+
+/* Ranks meet on the host by their team; there is nothing to set up. */
+static td_status cpu_join(struct td_device *d, size_t words, struct td_error *err) {
+    (void)words;
+    return d->team ? TD_OK : td_fail(err, TD_INTERNAL, "ranks: a device without a team");
+}
+
+static void cpu_leave(struct td_device *d) {
+    (void)d;
+}
+
+/* Who waits in a meeting is released by the team itself. */
+static void cpu_break_off(struct td_device *d) {
+    (void)d;
 }
 
 static td_status cpu_ops(struct td_device *d, uint64_t force_ref, struct td_ops *ret,
@@ -108,6 +125,11 @@ const struct td_backend td_backend_cpu = {
     .download = cpu_copy,
     .wait = cpu_wait,
     .fill = cpu_fill,
+    .join = cpu_join,
+    .leave = cpu_leave,
+    .all_reduce = td_host_all_reduce,
+    .all_gather = td_host_all_gather,
+    .break_off = cpu_break_off,
     .ops = cpu_ops,
     .index_workspace = cpu_index_workspace,
     .describe = cpu_describe,

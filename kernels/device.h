@@ -49,6 +49,13 @@ struct td_copy {
     size_t width, rows, to_pitch, from_pitch;
 };
 
+/* Of a tensor's bytes `rows` pieces of `width` each, `pitch` apart, the first one at byte `from`;
+ * side by side at `to`. */
+struct td_fill {
+    void *to;
+    size_t from, width, rows, pitch;
+};
+
 /* Rows between a pool or slot and one stretch without gaps, all device memory: td_kv_move says what
  * lies where. */
 struct td_wire_rows {
@@ -68,13 +75,13 @@ struct td_sums {
 };
 
 /* ---- what the ranks of a worker tell each other inside a step ----
- * Every rank queues the same calls with the same numbers in the same order, each with buffers of its
- * own device. A result has the same bits on every rank. */
+ * Every rank queues the same calls with the same numbers in the same order, each with buffers of
+ * its own device. A result has the same bits on every rank. */
 
 /* y[i] = the ranks' x[i], + add[i] where `add` is not NULL. Ranks are added as a binary tree: the
- * lower half's sum + the upper half's, so that ranks of 2, 4 or 8 that have summed their own shards in
- * that order give the bits of one rank that has them all. `bits`: no sum, but x or-ed as 32-bit words:
- * of values that one rank has and all others hold as zeros. y is not x; y may be add. */
+ * lower half's sum + the upper half's, so that ranks of 2, 4 or 8 that have summed their own shards
+ * in that order give the bits of one rank that has them all. `bits`: no sum, but x or-ed as 32-bit
+ * words: of values that one rank has and all others hold as zeros. y is not x; y may be add. */
 struct td_all_reduce_args {
     const float *x;   /* [n, dim] */
     const float *add; /* [n, dim] or NULL */
@@ -91,7 +98,8 @@ struct td_all_gather_args {
 struct td_backend {
     const char *name; /* "cpu", "cuda" */
     bool host;        /* device memory is host memory: its pointers may be followed */
-    /* Device `index` of this kind, into a zeroed *d. A sentence when there is none. */
+    /* Device `index` of this kind, into a *d that is zeroed but for backend, team, rank and ranks.
+     * A sentence when there is none. */
     td_status (*open)(struct td_device *d, uint32_t index, struct td_error *err);
     void (*close)(struct td_device *d); /* everything taken was given back */
     /* Bytes of device `index` and how many of them nobody has taken. NULL: the host's memory. */
@@ -115,9 +123,9 @@ struct td_backend {
     /* Until all of the lane is done; a fault of anything queued before is reported here. */
     td_status (*wait)(struct td_device *d, enum td_lane lane, struct td_error *err);
 
-    /* `bytes` from the start of a random tensor to device memory, 8-aligned (model/random.h);
-     * queued in the step lane. */
-    void (*fill)(struct td_device *d, const struct td_random *r, void *to, size_t bytes);
+    /* A part of a random tensor to device memory, 8-aligned (model/random.h); queued in the step
+     * lane. */
+    void (*fill)(struct td_device *d, const struct td_random *r, const struct td_fill *f);
 
     /* Work recorded once and queued again and again, as it was: what changes between two times must
      * be in device memory, and ops' arguments are those of the recording. NULL where a queue costs
@@ -130,24 +138,25 @@ struct td_backend {
     void (*replay)(struct td_device *d, const struct td_recording *r);
     void (*forget)(struct td_device *d, struct td_recording *r); /* NULL is fine */
 
-    /* Ranks of one worker; NULL: this kind of device has none. join: from the thread of every rank, all
-     * at once, after open and before anything is sealed; `words` is the most 32-bit words that a
-     * collective's buffer has. The collectives are queued in the step lane and may be recorded. What
-     * went wrong shows at the next wait. */
+    /* Ranks of one worker; NULL: this kind of device has none. join: from the thread of every rank,
+     * all at once, after open and before anything is sealed; `words` is the most 32-bit words that
+     * a collective's buffer has. The collectives are queued in the step lane and may be recorded.
+     * What went wrong shows at the next wait. */
     td_status (*join)(struct td_device *d, size_t words, struct td_error *err);
-    void (*leave)(struct td_device *d); /* NULL comm is fine */
+    void (*leave)(
+        struct td_device *d); /* like join; of a broken team one by one. NULL comm is fine */
     void (*all_reduce)(const struct td_device *d, const struct td_all_reduce_args *a);
     void (*all_gather)(const struct td_device *d, const struct td_all_gather_args *a);
     /* From any thread: who waits in a collective for a rank that will not come gives up. */
     void (*break_off)(struct td_device *d);
 
-    /* Mark number i (0, 1) of a lane is all that was queued there so far; until it is done. What went
-     * wrong shows at the next wait. */
+    /* Mark number i (0, 1) of a lane is all that was queued there so far; until it is done. What
+     * went wrong shows at the next wait. */
     void (*mark)(struct td_device *d, enum td_lane lane, uint32_t i);
     void (*reach)(struct td_device *d, enum td_lane lane, uint32_t i);
 
     /* Wire blocks, in the KV lane; NULL where device memory is host memory. */
-    void (*pack)(struct td_device *d, const struct td_wire_rows *r);  /* own to stretch */
+    void (*pack)(struct td_device *d, const struct td_wire_rows *r);   /* own to stretch */
     void (*unpack)(struct td_device *d, const struct td_wire_rows *r); /* stretch to own */
     void (*sum)(struct td_device *d, const struct td_sums *s);
 
@@ -157,6 +166,9 @@ struct td_backend {
                      struct td_error *err);
     /* Bytes of the indexer's workspace for steps of up to `rows` rows. */
     size_t (*index_workspace)(uint32_t heads, uint32_t topk, uint32_t rows);
+    /* The PCI address of device `index`, as "0000:c1:00.0", or "" where it has none. NULL: this
+     * kind is nowhere in particular. */
+    void (*pci)(uint32_t index, char *buf, size_t cap);
     /* What decides over bits besides the model's settings, as text. */
     void (*describe)(const struct td_device *d, char *buf, size_t cap);
 };
@@ -167,8 +179,8 @@ extern const struct td_backend td_backend_cuda;
 #endif
 
 /* Where the `ranks` ranks of a worker compute, 1, 2, 4 or 8: `name` is "cpu", "cuda:N" (N may be
- * missing: 0) for devices N, N + 1, ..., or "cuda:A,B,..." with one for each rank. A device may occur
- * twice: for tests. CONFIG with a sentence for anything else. Any build reads both. */
+ * missing: 0) for devices N, N + 1, ..., or "cuda:A,B,..." with one for each rank. A device may
+ * occur twice: for tests. CONFIG with a sentence for anything else. Any build reads both. */
 TD_MUST_USE td_status td_devices_read(const char *name, uint64_t ranks, bool *ret_cuda,
                                       uint32_t ret_index[TD_MAX_RANKS], struct td_error *err);
 /* The same as a kind of device; CONFIG also for a kind that this build does not have. */

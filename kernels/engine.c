@@ -12,37 +12,48 @@ const struct td_kv_layout *td_engine_layout(const struct td_engine *e) {
 }
 
 void *td_engine_pool(struct td_engine *e) {
-    return e->pool;
+    return e->rank[0].pool;
 }
 
 void *td_engine_slot(struct td_engine *e, uint32_t slot) {
-    return e->slots + e->layout.slot_bytes * slot;
+    return e->rank[0].slots + e->layout.slot_bytes * slot;
 }
 
 td_status td_engine_copy_slot(struct td_engine *e, uint32_t from, uint32_t to,
                               struct td_error *err) {
-    return td_kv_staging_copy_slot(&e->staging, from, to, err);
+    return td_kv_staging_copy_slot(&e->stagings, from, to, err);
 }
 
 td_status td_engine_copy_page(struct td_engine *e, uint32_t from, uint32_t to,
                               struct td_error *err) {
-    return td_kv_staging_copy_page(&e->staging, from, to, err);
+    return td_kv_staging_copy_page(&e->stagings, from, to, err);
+}
+
+static void greater(size_t *most, size_t v) {
+    if (v > *most) *most = v;
 }
 
 void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret) {
     *ret = (struct td_engine_memory){
-        .weights = e->packed->bytes,
+        .ranks = e->ranks,
         .pool = e->layout.pool_bytes,
         .slots = e->layout.slot_bytes * e->o.slots,
-        .index_workspace = e->index_bytes,
-        .scratch = e->scratch_bytes - e->index_bytes + e->staging.device_bytes,
-        .host = e->host_bytes + e->staging.host_bytes,
-        .graphs = e->graphs.n,
-        .graph_launches = e->graphs.launches,
+        .host = e->shared_bytes,
     };
-    if (!e->f.device.backend->host) return;
-    ret->scratch += ret->host;
-    ret->host = 0;
+    for (uint32_t i = 0; i < e->ranks; i++) {
+        const struct td_rank *r = &e->rank[i];
+        bool host = r->f.device.backend->host;
+        size_t scratch = r->scratch_bytes - r->index_bytes + r->staging.device_bytes;
+        if (host)
+            scratch += r->host_bytes;
+        else
+            ret->host += r->host_bytes + r->staging.host_bytes;
+        greater(&ret->weights, r->packed->bytes);
+        greater(&ret->index_workspace, r->index_bytes);
+        greater(&ret->scratch, scratch);
+        if (r->graphs.n > ret->graphs) ret->graphs = r->graphs.n;
+        if (r->graphs.launches > ret->graph_launches) ret->graph_launches = r->graphs.launches;
+    }
 }
 
 const char *td_engine_numerics(const struct td_engine *e, uint64_t *ret_id) {
@@ -53,59 +64,73 @@ const char *td_engine_numerics(const struct td_engine *e, uint64_t *ret_id) {
 /* ---- recorded steps ---- */
 
 /* The step as ops are told; what the arrays hold is the device's business. */
-static void set_batch(struct td_engine *e, uint32_t n, uint32_t runs, uint32_t max_pos) {
-    struct td_forward *f = &e->f;
-    f->batch = (struct td_op_batch){.kv = &e->layout,
-                                    .pool = e->pool,
-                                    .row = e->at.rows,
-                                    .run = e->at.runs,
+static void set_batch(struct td_rank *r, uint32_t n, uint32_t runs, uint32_t max_pos) {
+    struct td_forward *f = &r->f;
+    f->batch = (struct td_op_batch){.kv = &r->engine->layout,
+                                    .pool = r->pool,
+                                    .row = r->at.rows,
+                                    .run = r->at.runs,
                                     .n = n,
                                     .runs = runs,
                                     .max_pos = max_pos};
-    f->ids = e->at.ids;
-    f->want = e->at.want;
+    f->ids = r->at.ids;
+    f->want = r->at.want;
 }
 
 /* Queues a step of n rows, all wanted or none, at any position a sequence may have. */
 static void queue_step(void *user, uint32_t n, bool wanted) {
-    struct td_engine *e = user;
-    set_batch(e, n, n < e->o.max_runs ? n : e->o.max_runs, e->o.max_context - 1);
-    e->f.wanted = wanted ? n : 0;
-    e->f.capture = wanted && e->layout.csa_layers > 0;
-    td_forward_step(&e->f);
+    struct td_rank *r = user;
+    const struct td_engine_options *o = &r->engine->o;
+    set_batch(r, n, n < o->max_runs ? n : o->max_runs, o->max_context - 1);
+    r->f.wanted = wanted ? n : 0;
+    r->f.capture = wanted && r->engine->layout.csa_layers > 0;
+    td_forward_step(&r->f);
 }
 
-td_status td_engine_record(struct td_engine *e, struct td_error *err) {
-    uint32_t most = e->o.max_runs < e->o.max_tokens ? e->o.max_runs : e->o.max_tokens;
-    if (!e->f.device.backend->record) return TD_OK;
-    return td_decode_graphs_record(&e->graphs, &e->f.device, queue_step, e, e->o.eager ? 0 : most,
-                                   e->o.max_tokens, err);
+td_status td_rank_record(struct td_rank *r, struct td_error *err) {
+    const struct td_engine_options *o = &r->engine->o;
+    uint32_t most = o->max_runs < o->max_tokens ? o->max_runs : o->max_tokens;
+    if (!r->f.device.backend->record) return TD_OK;
+    return td_decode_graphs_record(&r->graphs, &r->f.device, queue_step, r, o->eager ? 0 : most,
+                                   o->max_tokens, err);
+}
+
+static td_status count_launches(void *arg, uint32_t rank, struct td_error *err) {
+    struct td_engine *e = arg;
+    struct td_rank *r = &e->rank[rank];
+    struct td_device *d = &r->f.device;
+    uint32_t launches;
+    set_batch(r, 1, 1, e->o.max_context - 1);
+    r->f.wanted = 1;
+    r->f.capture = false;
+    TD_TRY(d->backend->record(d, err));
+    td_forward_layer(&r->f, e->call.layer);
+    TD_TRY(d->backend->keep(d, NULL, &launches, err));
+    if (rank == 0) e->call.launches = launches;
+    return TD_OK;
 }
 
 td_status td_engine_launches(struct td_engine *e, uint32_t layer, uint32_t *ret,
                              struct td_error *err) {
-    struct td_device *d = &e->f.device;
     *ret = 0;
-    if (!d->backend->record) return TD_OK;
-    set_batch(e, 1, 1, e->o.max_context - 1);
-    e->f.wanted = 1;
-    e->f.capture = false;
-    TD_TRY(d->backend->record(d, err));
-    td_forward_layer(&e->f, layer);
-    return d->backend->keep(d, NULL, ret, err);
+    if (!e->rank[0].f.device.backend->record) return TD_OK;
+    e->call = (struct td_engine_call){.layer = layer};
+    TD_TRY(td_team_run(e->team, count_launches, e, err));
+    *ret = e->call.launches;
+    return TD_OK;
 }
 
 static void layer_done(const struct td_forward *f, uint32_t layer) {
-    struct td_engine *e = f->layer_user;
-    struct td_device *d = &e->f.device;
-    if (e->watched.status == TD_OK)
-        e->watched.status = d->backend->wait(d, TD_LANE_STEP, &e->watched);
-    e->o.layer_done(e->o.layer_user, layer);
+    struct td_rank *r = f->layer_user;
+    struct td_device *d = &r->f.device;
+    if (r->watched.status == TD_OK)
+        r->watched.status = d->backend->wait(d, TD_LANE_STEP, &r->watched);
+    r->engine->o.layer_done(r->engine->o.layer_user, layer);
 }
 
-void td_engine_watch(struct td_engine *e) {
-    e->f.layer_user = e;
-    if (e->o.layer_done) e->f.layer_done = layer_done;
+void td_rank_watch(struct td_rank *r) {
+    r->f.layer_user = r;
+    if (r->engine->o.layer_done && r->f.device.rank == 0) r->f.layer_done = layer_done;
 }
 
 /* ---- a step ---- */
@@ -172,23 +197,24 @@ static struct td_run run_or_idle(const struct td_run *runs, uint32_t n_runs, uin
 }
 
 /* The runs as rows, ids side by side; then to the device. `all` - n_runs idle ones behind them. */
-static void fill_batch(struct td_engine *e, const struct td_run *runs, uint32_t n_runs,
+static void fill_batch(struct td_rank *rank, const struct td_run *runs, uint32_t n_runs,
                        uint32_t all) {
-    struct td_forward *f = &e->f;
+    struct td_forward *f = &rank->f;
     struct td_device *d = &f->device;
-    const struct step_arrays *in = &e->in, *at = &e->at;
+    const struct step_arrays *in = &rank->in, *at = &rank->at;
+    size_t slot_bytes = rank->engine->layout.slot_bytes;
     uint32_t n = 0, max_pos = 0;
     size_t used = 0;
     f->wanted = 0;
     for (uint32_t i = 0; i < all; i++) {
         const struct td_run r = run_or_idle(runs, n_runs, i);
         uint32_t pages = (r.pos + r.n + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
-        in->runs[i] =
-            (struct td_op_run){.first = n,
-                               .n = r.n,
-                               .pos = r.pos,
-                               .pages = at->pages + used,
-                               .slot = i < n_runs ? td_engine_slot(e, r.slot) : e->idle_slot};
+        in->runs[i] = (struct td_op_run){.first = n,
+                                         .n = r.n,
+                                         .pos = r.pos,
+                                         .pages = at->pages + used,
+                                         .slot = i < n_runs ? rank->slots + slot_bytes * r.slot
+                                                            : rank->idle_slot};
         memcpy(in->pages + used, r.pages, pages * sizeof *in->pages);
         used += pages;
         if (r.pos + r.n - 1 > max_pos) max_pos = r.pos + r.n - 1;
@@ -203,29 +229,34 @@ static void fill_batch(struct td_engine *e, const struct td_run *runs, uint32_t 
     td_upload(d, at->ids, in->ids, n * sizeof *in->ids);
     td_upload(d, at->want, in->want, f->wanted * sizeof *in->want);
     td_upload(d, at->pages, in->pages, used * sizeof *in->pages);
-    set_batch(e, n, all, max_pos);
+    set_batch(rank, n, all, max_pos);
 }
 
-/* What the step gave for its first `wanted` rows, where the caller reads it. */
-static td_status fetch(struct td_engine *e, uint32_t wanted, const float **ret_logits,
-                       struct td_capture *capture, struct td_error *err) {
-    struct td_forward *f = &e->f;
+/* What the step gave for its first `wanted` rows to where the caller reads it: a rank's tokens
+ * beside those of the others, and what the indexer chose, which all ranks know, from the first. */
+static void fetch(struct td_rank *r, uint32_t wanted) {
+    struct td_engine *e = r->engine;
+    struct td_forward *f = &r->f;
     struct td_device *d = &f->device;
-    uint32_t layers = e->layout.csa_layers, topk = e->o.index_topk;
-    float *logits = d->backend->host ? f->s.logits : e->logits;
-    int32_t *chosen = d->backend->host ? f->s.capture : e->captured;
-    if (ret_logits)
-        td_download(d, logits, f->s.logits,
-                    (size_t)wanted * e->model->config.vocab * sizeof *logits);
-    if (capture)
-        td_download(d, chosen, f->s.capture, (size_t)layers * f->wanted * topk * sizeof *chosen);
-    TD_TRY(d->backend->wait(d, TD_LANE_STEP, err));
-    if (ret_logits) *ret_logits = logits;
-    for (uint32_t i = 0; capture && i < wanted; i++)
-        for (uint32_t l = 0; l < layers; l++)
-            memcpy(capture->entries + ((size_t)i * layers + l) * topk,
-                   chosen + ((size_t)l * f->wanted + i) * topk, topk * sizeof *chosen);
-    return TD_OK;
+    const struct td_share *own = &r->packed->share;
+    size_t unit = sizeof *e->logits;
+    struct td_copy logits = {.to = e->logits + own->token,
+                             .from = f->s.logits,
+                             .width = own->tokens * unit,
+                             .rows = wanted,
+                             .to_pitch = e->model->config.vocab * unit,
+                             .from_pitch = f->logits_stride * unit};
+    if (e->call.want_logits && wanted) d->backend->download(d, TD_LANE_STEP, &logits);
+    if (e->call.want_capture && d->rank == 0)
+        td_download(d, e->captured, f->s.capture,
+                    (size_t)e->layout.csa_layers * f->wanted * e->o.index_topk *
+                        sizeof *e->captured);
+}
+
+/* A rank of a broken team has garbage; the team knows why. */
+static td_status whole(const struct td_engine *e, struct td_error *err) {
+    if (!td_team_broken(e->team)) return TD_OK;
+    return td_fail(err, TD_IO, "another rank has failed");
 }
 
 /* A step of one token of every sequence, each with its logits. */
@@ -235,81 +266,122 @@ static bool is_decode(const struct td_run *runs, uint32_t n) {
     return true;
 }
 
+static td_status step_rank(void *arg, uint32_t rank, struct td_error *err) {
+    struct td_engine *e = arg;
+    struct td_rank *r = &e->rank[rank];
+    struct td_device *d = &r->f.device;
+    const struct td_engine_call *c = &e->call;
+    const struct td_decode_graph *g =
+        is_decode(c->runs, c->n_runs) ? td_decode_graph_for(&r->graphs, c->n_runs) : NULL;
+    fill_batch(r, c->runs, c->n_runs, g ? g->rows : c->n_runs);
+    uint32_t idle = g ? g->rows - c->n_runs : 0;
+    r->watched.status = TD_OK;
+    if (g) {
+        (void)td_team_at(e->team, rank, "a recorded step", TD_TEAM_NO_LAYER);
+        d->backend->replay(d, g->recording);
+    } else {
+        r->f.capture = c->want_capture;
+        td_forward_step(&r->f);
+    }
+    TD_TRY(whole(e, err));
+    fetch(r, r->f.wanted - idle);
+    TD_TRY(d->backend->wait(d, TD_LANE_STEP, err));
+    if (r->watched.status == TD_OK) return whole(e, err);
+    return td_fail(err, r->watched.status, "%s", r->watched.text);
+}
+
 td_status td_engine_step(struct td_engine *e, const struct td_run *runs, uint32_t n_runs,
                          const float **ret_logits, struct td_capture *capture,
                          struct td_error *err) {
+    const struct td_forward *f = &e->rank[0].f;
+    uint32_t layers = e->layout.csa_layers, topk = e->o.index_topk, wanted = 0;
     TD_TRY(check_step(e, runs, n_runs, capture, err));
-    const struct td_decode_graph *g =
-        is_decode(runs, n_runs) ? td_decode_graph_for(&e->graphs, n_runs) : NULL;
-    fill_batch(e, runs, n_runs, g ? g->rows : n_runs);
-    uint32_t idle = g ? g->rows - n_runs : 0;
-    e->watched.status = TD_OK;
-    if (g) {
-        e->f.device.backend->replay(&e->f.device, g->recording);
-    } else {
-        e->f.capture = capture != NULL;
-        td_forward_step(&e->f);
-    }
-    TD_TRY(fetch(e, e->f.wanted - idle, ret_logits, capture, err));
-    if (e->watched.status != TD_OK) return td_fail(err, e->watched.status, "%s", e->watched.text);
+    e->call = (struct td_engine_call){
+        .runs = runs, .n_runs = n_runs, .want_logits = ret_logits, .want_capture = capture};
+    TD_TRY(td_team_run(e->team, step_rank, e, err));
+    for (uint32_t i = 0; i < n_runs; i++)
+        wanted += runs[i].want_logits;
+    if (ret_logits) *ret_logits = e->logits;
+    for (uint32_t i = 0; capture && i < wanted; i++)
+        for (uint32_t l = 0; l < layers; l++)
+            memcpy(capture->entries + ((size_t)i * layers + l) * topk,
+                   e->captured + ((size_t)l * f->wanted + i) * topk, topk * sizeof *e->captured);
     return TD_OK;
 }
 
 /* ---- wire blocks ---- */
 
+/* All ranks have the same; in turn their links share the work. */
+static struct td_kv_staging *packer(struct td_engine *e, uint32_t index) {
+    return e->stagings.rank[index % e->ranks];
+}
+
 td_status td_engine_pack_page(struct td_engine *e, uint32_t page, struct td_kv_ticket ticket,
                               uint32_t index, uint32_t tokens, void *dst, size_t cap,
                               size_t *ret_len, struct td_kv_block_header *ret_header,
                               struct td_error *err) {
-    return td_kv_staging_pack(&e->staging, (struct td_kv_place){TD_KV_PAGE_BLOCK, page}, ticket,
-                              index, tokens, dst, cap, ret_len, ret_header, err);
+    return td_kv_staging_pack(packer(e, index), (struct td_kv_place){TD_KV_PAGE_BLOCK, page},
+                              ticket, index, tokens, dst, cap, ret_len, ret_header, err);
 }
 
 td_status td_engine_pack_slot(struct td_engine *e, uint32_t slot, struct td_kv_ticket ticket,
                               uint32_t n, void *dst, size_t cap, size_t *ret_len,
                               struct td_kv_block_header *ret_header, struct td_error *err) {
-    return td_kv_staging_pack(&e->staging, (struct td_kv_place){TD_KV_SLOT_BLOCK, slot}, ticket,
-                              td_kv_page_blocks(n), n, dst, cap, ret_len, ret_header, err);
+    uint32_t index = td_kv_page_blocks(n);
+    return td_kv_staging_pack(packer(e, index), (struct td_kv_place){TD_KV_SLOT_BLOCK, slot},
+                              ticket, index, n, dst, cap, ret_len, ret_header, err);
 }
 
 td_status td_engine_unpack_page(struct td_engine *e, const void *block, size_t len,
                                 struct td_kv_ticket ticket, uint32_t n, uint32_t index,
                                 uint32_t page, struct td_kv_block_header *ret_header,
                                 struct td_error *err) {
-    return td_kv_staging_unpack(&e->staging, block, len, ticket, n, index,
+    return td_kv_staging_unpack(&e->stagings, block, len, ticket, n, index,
                                 (struct td_kv_place){TD_KV_PAGE_BLOCK, page}, ret_header, err);
 }
 
 td_status td_engine_unpack_slot(struct td_engine *e, const void *block, size_t len,
                                 struct td_kv_ticket ticket, uint32_t n, uint32_t slot,
                                 struct td_kv_block_header *ret_header, struct td_error *err) {
-    return td_kv_staging_unpack(&e->staging, block, len, ticket, n, td_kv_page_blocks(n),
+    return td_kv_staging_unpack(&e->stagings, block, len, ticket, n, td_kv_page_blocks(n),
                                 (struct td_kv_place){TD_KV_SLOT_BLOCK, slot}, ret_header, err);
 }
 
 /* ---- one layer ---- */
 
-static td_status tap_part(struct td_engine *e, const struct td_layer_tap *tap, uint32_t pos,
-                          uint32_t n, struct td_error *err) {
-    const struct td_forward_buffers *s = &e->f.s;
-    struct td_device *d = &e->f.device;
+static td_status tap_rank(void *arg, uint32_t rank, struct td_error *err) {
+    struct td_engine *e = arg;
+    struct td_rank *r = &e->rank[rank];
+    const struct td_forward_buffers *s = &r->f.s;
+    const struct td_layer_tap *tap = e->call.tap;
+    struct td_device *d = &r->f.device;
     size_t hidden = e->model->config.hidden, streams = TD_HC_STREAMS * hidden;
-    struct td_run run = {
-        .slot = 0, .pos = pos, .n = n, .ids = tap->ids + pos, .pages = e->tap_pages};
-    fill_batch(e, &run, 1, 1);
-    e->f.capture = false;
+    uint32_t pos = e->call.pos, n = e->call.runs->n;
+    fill_batch(r, e->call.runs, 1, 1);
+    r->f.capture = false;
     td_upload(d, s->x, tap->x_in + pos * streams, n * streams * sizeof *s->x);
-    td_forward_angles(&e->f);
-    td_forward_layer(&e->f, tap->layer);
-    if (tap->attn_out)
+    td_forward_angles(&r->f);
+    td_forward_layer(&r->f, tap->layer);
+    TD_TRY(whole(e, err));
+    if (tap->attn_out && rank == 0)
         td_download(d, tap->attn_out + pos * hidden, s->attn_out, n * hidden * sizeof *s->attn_out);
-    if (tap->ffn_out)
+    if (tap->ffn_out && rank == 0)
         td_download(d, tap->ffn_out + pos * hidden, s->ffn_out, n * hidden * sizeof *s->ffn_out);
-    if (tap->x_out) td_download(d, tap->x_out + pos * streams, s->x, n * streams * sizeof *s->x);
-    if (tap->selected && e->packed->layer[tap->layer].kind == TD_LAYER_CSA)
+    if (tap->x_out && rank == 0)
+        td_download(d, tap->x_out + pos * streams, s->x, n * streams * sizeof *s->x);
+    if (tap->selected && rank == 0 && r->packed->layer[tap->layer].kind == TD_LAYER_CSA)
         td_download(d, tap->selected + (size_t)pos * e->o.index_topk, s->selected,
                     (size_t)n * e->o.index_topk * sizeof *s->selected);
-    return d->backend->wait(d, TD_LANE_STEP, err);
+    TD_TRY(d->backend->wait(d, TD_LANE_STEP, err));
+    return whole(e, err);
+}
+
+static td_status tap_part(struct td_engine *e, const struct td_layer_tap *tap, uint32_t pos,
+                          uint32_t n, struct td_error *err) {
+    struct td_run run = {
+        .slot = 0, .pos = pos, .n = n, .ids = tap->ids + pos, .pages = e->tap_pages};
+    e->call = (struct td_engine_call){.runs = &run, .n_runs = 1, .tap = tap, .pos = pos};
+    return td_team_run(e->team, tap_rank, e, err);
 }
 
 td_status td_engine_layer(struct td_engine *e, const struct td_layer_tap *tap,

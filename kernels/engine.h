@@ -1,6 +1,7 @@
 /* The engine: a model, its KV pool and slots, and the workspace of a forward step.
  *
- * Synchronous and single-threaded towards its caller (inside, compute threads share a step). All
+ * Synchronous and single-threaded towards its caller; inside, ranks share the weights and compute
+ * threads a step. Results do not depend on either. All
  * memory is taken by td_engine_create and counted in td_engine_memory; a step allocates nothing.
  * A token's result does not depend on what else is in the step, on how a prompt is cut into
  * steps, or on which engine of equal numerics id computed its history. */
@@ -46,7 +47,8 @@ struct td_engine_options {
     void (*layer_done)(void *user, uint32_t layer);
     void *layer_user;
     void *pool_memory; /* layout.pool_bytes, 64-aligned, e.g. registered for transfers; */
-    void *slot_memory; /* slots * layout.slot_bytes; NULL: the engine takes its own */
+    void *
+        slot_memory; /* slots * layout.slot_bytes; NULL: the engine takes its own. One rank alone */
 };
 
 /* The model that the configuration names: a checkpoint, or with load_format = random weights made
@@ -68,7 +70,9 @@ TD_MUST_USE td_status td_engine_options_from(const struct td_config *c,
 TD_MUST_USE td_status td_engine_create(const struct td_model *model,
                                        const struct td_engine_options *o, struct td_engine **ret,
                                        struct td_error *err);
-void td_engine_destroy(struct td_engine *e);
+/* False: a rank hangs and cannot be ended. Then everything is left as it is, and so must be the
+ * model; only the end of the process ends it. */
+bool td_engine_destroy(struct td_engine *e);
 /* The bytes that td_engine_create would take, by the code that takes them: nothing is opened, taken
  * or read, so `model` may be an outline and the device absent (td_packed_plan). */
 TD_MUST_USE td_status td_engine_plan(const struct td_model *model,
@@ -77,7 +81,7 @@ TD_MUST_USE td_status td_engine_plan(const struct td_model *model,
                                      struct td_error *err);
 
 const struct td_kv_layout *td_engine_layout(const struct td_engine *e);
-/* In the device's memory. */
+/* In the device's memory; of the first rank, whose bytes are those of all. */
 void *td_engine_pool(struct td_engine *e);
 void *td_engine_slot(struct td_engine *e, uint32_t slot);
 /* What a sequence has in a slot, or in a page, for another one that goes on from the same tokens.
@@ -152,7 +156,10 @@ struct td_layer_tap {
 TD_MUST_USE td_status td_engine_layer(struct td_engine *e, const struct td_layer_tap *tap,
                                       struct td_error *err);
 
-struct td_engine_memory { /* bytes; of the device but for `host`, which is 0 on the CPU */
+/* Bytes: of each rank's device, by the rank that takes most; `host` of all together. Where device
+ * memory is the host's, what a rank has of the host is part of its scratch. */
+struct td_engine_memory {
+    uint32_t ranks;
     size_t weights, pool, slots, index_workspace, scratch, host;
     uint32_t graphs, graph_launches; /* recorded decode steps, and at most so many kernels of one */
 };

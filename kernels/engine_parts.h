@@ -6,6 +6,7 @@
 #include "kernels/engine.h"
 #include "kernels/forward.h"
 #include "kernels/kv_staging.h"
+#include "kernels/team.h"
 
 /* What a step is told, in one order twice: as the host fills it, and where the device reads it. On
  * the CPU both are the same memory. */
@@ -17,10 +18,11 @@ struct step_arrays {
     uint32_t *pages;        /* [max_runs * pages of a context], run after run */
 };
 
-struct td_engine {
-    const struct td_model *model;
-    struct td_engine_options o;
-    struct td_kv_layout layout;
+/* A rank: a device with its share of the weights, all of the KV state, and a step's memory. Only
+ * its own thread touches it while the team runs; the KV lane is the thread's that packs and
+ * unpacks. */
+struct td_rank {
+    struct td_engine *engine;
     struct td_packed_model *packed;
     struct td_threads *threads;
     uint8_t *pool, *slots, *own_pool, *own_slots;
@@ -30,20 +32,43 @@ struct td_engine {
     struct td_forward f;       /* with the device */
     struct step_arrays in, at; /* the host's, the device's */
     struct td_kv_staging staging;
-    float *logits;       /* [max_runs, vocab] of the host */
-    int32_t *captured;   /* [csa_layers, max_runs, topk] of the host */
-    uint32_t *tap_pages; /* [pages of a context] identity, for td_engine_layer */
-    uint8_t *slot_used;  /* [slots] of the step being checked */
     struct td_decode_graphs graphs;
     void *idle_slot;         /* of a recorded step's rows without a sequence */
     struct td_error watched; /* the fault that a watched layer met */
+};
+
+/* What the ranks are to do: here, because one that hangs may look at it later. */
+struct td_engine_call {
+    const struct td_run *runs;
+    uint32_t n_runs;
+    bool want_logits, want_capture;
+    const struct td_layer_tap *tap;
+    uint32_t pos, layer;
+    uint32_t launches; /* of rank 0 */
+};
+
+struct td_engine {
+    const struct td_model *model;
+    struct td_engine_options o;
+    uint32_t ranks;
+    struct td_team *team; /* NULL: one rank */
+    struct td_rank rank[TD_MAX_RANKS];
+    struct td_kv_stagings stagings; /* of the ranks */
+    struct td_kv_layout layout;
+    void *shared; /* of the host, below */
+    size_t shared_bytes;
+    float *logits;       /* [max_runs, vocab]: each rank writes its tokens */
+    int32_t *captured;   /* [csa_layers, max_runs, topk] */
+    uint32_t *tap_pages; /* [pages of a context] identity, for td_engine_layer */
+    uint8_t *slot_used;  /* [slots] of the step being checked */
+    struct td_engine_call call;
     char numerics[512];
     uint64_t numerics_id;
 };
 
-/* After memory is taken: records decode steps where the device can. */
-TD_MUST_USE td_status td_engine_record(struct td_engine *e, struct td_error *err);
+/* After memory is taken: records decode steps where the device can. Of a rank, in its thread. */
+TD_MUST_USE td_status td_rank_record(struct td_rank *r, struct td_error *err);
 /* From now on the options' layer_done is called. */
-void td_engine_watch(struct td_engine *e);
+void td_rank_watch(struct td_rank *r);
 
 #endif

@@ -1,13 +1,51 @@
 /* The forward pass of DeepSeek-V4, in the order of the model: one page, below; helpers above it
- * fill an argument struct and call an op. Nothing here knows where the ops run. */
+ * fill an argument struct and call an op. Nothing here knows where the ops run.
+ *
+ * Every rank of a worker does the same calls. What is computed from `h` alone every rank computes
+ * whole; of heads, output groups, experts and vocabulary it has its share, and three times a rank's
+ * part becomes all ranks' whole: the embedding, attn_out and ffn_out. */
 #include "kernels/forward.h"
 
 #include <math.h>
 
-#define OP(f, op, ...) (f)->ops->op(&(f)->device, &(const struct td_##op##_args){__VA_ARGS__})
+#include "kernels/team.h"
+
+#define OP(f, op, ...) CALL(f, op, (&(const struct td_##op##_args){__VA_ARGS__}))
+#define CALL(f, op, args) (goes(f, #op) ? (f)->ops->op(&(f)->device, args) : (void)0)
+#define MEET(f, op, ...)                                                                           \
+    (goes(f, #op)                                                                                  \
+         ? (f)->device.backend->op(&(f)->device, &(const struct td_##op##_args){__VA_ARGS__})      \
+         : (void)0)
+
+/* Rows from which on ranks divide the indexer's queries among them. A row reads all keys of its
+ * sequence, 1.5 us for 32K tokens and 5.8 us for 128K on an RTX PRO 6000, and dividing costs a
+ * gather of 7.5 us: with 16 rows and more it pays from 16K tokens on, with fewer only for the
+ * longest. */
+enum { SPLIT_ROWS = 16 };
+
+/* Told as it goes; of a broken team nothing more is computed, because what it meets may be garbage.
+ */
+static bool goes(const struct td_forward *f, const char *op) {
+    return td_team_at(f->device.team, f->device.rank, op, f->layer);
+}
 
 static const struct td_model_config *config(const struct td_forward *f) {
     return &f->model->model->config;
+}
+
+static const struct td_share *share(const struct td_forward *f) {
+    return &f->model->share;
+}
+
+/* Where a rank's part of a sum goes, and the sum over ranks, + add if there is one; a rank alone
+ * has the whole at once, without `add`. */
+static float *part_of(const struct td_forward *f, float *sum) {
+    return f->device.ranks > 1 ? f->s.partial : sum;
+}
+static void sum_ranks(const struct td_forward *f, float *sum, const float *add) {
+    if (f->device.ranks > 1)
+        MEET(f, all_reduce, .x = f->s.partial, .add = add, .y = sum, .n = f->batch.n,
+             .dim = config(f)->hidden);
 }
 
 static void norm(const struct td_forward *f, float *x, const float *w, uint32_t rows,
@@ -53,7 +91,7 @@ static void run_products(const struct td_forward *f, struct products *p, const f
         a->n = n;
         a->x_stride = a->part[0].w->cols;
         a->x = input(f, a->part[0].w, x, f->s.rounded, NULL, n, a->part[0].w->cols);
-        f->ops->linear(&f->device, a);
+        CALL(f, linear, a);
     }
 }
 
@@ -97,12 +135,32 @@ static void project(const struct td_forward *f, const struct td_packed_layer *l)
     run_products(f, &p, s->h);
 }
 
-/* The second stage of the queries, from the normalised low rank. */
+/* Rows of the step whose keys this rank chooses. */
+struct rows {
+    uint32_t first, n;
+};
+static struct rows index_rows(const struct td_forward *f) {
+    uint32_t n = f->batch.n, rank = f->device.rank, ranks = f->device.ranks;
+    if (ranks < 2 || n < SPLIT_ROWS) return (struct rows){0, n};
+    uint32_t first = n * rank / ranks;
+    return (struct rows){first, n * (rank + 1) / ranks - first};
+}
+
+/* The second stage of the queries, from the normalised low rank: all of the rank's heads; index
+ * queries of all heads, for its rows. */
 static void project_queries(const struct td_forward *f, const struct td_packed_layer *l) {
+    const struct td_forward_buffers *s = &f->s;
+    struct rows own = index_rows(f);
     struct products p = {0};
-    add_product(f, &p, &l->wq_b, f->s.q);
-    if (l->kind == TD_LAYER_CSA) add_product(f, &p, &l->index_wq_b, f->s.iq);
-    run_products(f, &p, f->s.qr);
+    add_product(f, &p, &l->wq_b, s->q);
+    if (l->kind == TD_LAYER_CSA && own.n == f->batch.n) add_product(f, &p, &l->index_wq_b, s->iq);
+    run_products(f, &p, s->qr);
+    if (l->kind != TD_LAYER_CSA || own.n == f->batch.n) return;
+    const struct td_matrix *w = &l->index_wq_b;
+    size_t at = (size_t)own.first * w->cols;
+    const float *x = input(f, w, s->qr + at, s->rounded + at, NULL, own.n, w->cols);
+    OP(f, linear, .x = x, .x_stride = w->cols, .n = own.n, .parts = 1,
+       .part = {part(w, s->iq + (size_t)own.first * w->rows)});
 }
 
 static void compress(const struct td_forward *f, uint32_t layer, enum td_kv_family family,
@@ -112,32 +170,56 @@ static void compress(const struct td_forward *f, uint32_t layer, enum td_kv_fami
        .sim8 = f->ref, .hadamard = f->ref, .sim4 = f->sim4);
 }
 
+/* iq, iw, keys -> selected: of the rank's rows, then of all. */
 static void index_select(const struct td_forward *f, uint32_t layer) {
-    uint32_t heads = config(f)->index_heads;
+    const struct td_forward_buffers *s = &f->s;
+    uint32_t heads = config(f)->index_heads, ranks = f->device.ranks;
+    struct rows own = index_rows(f);
+    float *q = s->iq + (size_t)own.first * heads * TD_INDEX_DIM;
+    OP(f, rope, .x = q, .cs = s->cs[1] + (size_t)own.first * TD_ROPE_DIM, .n = own.n,
+       .heads = heads, .dim = TD_INDEX_DIM);
     if (f->ref || f->sim4)
-        OP(f, index_query, .q = f->s.iq, .n = f->batch.n, .heads = heads, .hadamard = f->ref,
-           .sim4 = f->sim4);
+        OP(f, index_query, .q = q, .n = own.n, .heads = heads, .hadamard = f->ref, .sim4 = f->sim4);
     float scale = (float)(1.0 / (sqrt((double)TD_INDEX_DIM) * sqrt((double)heads)));
-    OP(f, index, .batch = &f->batch, .layer = layer, .first = 0, .rows = f->batch.n, .q = f->s.iq,
-       .wt = f->s.iw, .wt_scale = scale, .heads = heads, .topk = f->topk,
-       .score_bf16 = f->score_bf16, .selected = f->s.selected, .workspace = f->s.index);
+    OP(f, index, .batch = &f->batch, .layer = layer, .first = own.first, .rows = own.n, .q = s->iq,
+       .wt = s->iw, .wt_scale = scale, .heads = heads, .topk = f->topk, .score_bf16 = f->score_bf16,
+       .selected = s->selected, .workspace = s->index);
+    if (own.n == f->batch.n) return;
+    struct td_all_gather_args all = {.buffer = s->selected};
+    for (uint32_t r = 0; r <= ranks; r++)
+        all.at[r] = (size_t)(f->batch.n * r / ranks) * f->topk * sizeof *s->selected;
+    if (goes(f, "all_gather")) f->device.backend->all_gather(&f->device, &all);
 }
 
-/* o -> attn_out through the output groups, one partial product per group. */
+/* Rows of z as products take them: values are rounded in groups of 128, which may span output
+ * groups and so ranks. */
+static const float *round_z(const struct td_forward *f, const struct td_matrix *w) {
+    float *z = f->s.z;
+    if (f->s.merged_z && w->fp8_input) {
+        MEET(f, all_reduce, .x = z, .y = f->s.merged_z, .n = f->batch.n, .dim = f->z_dim,
+             .bits = true);
+        z = f->s.merged_z;
+    }
+    return input(f, w, z, z, NULL, f->batch.n, f->z_dim);
+}
+
+/* o -> attn_out through the rank's output groups, one partial product per group. */
 static void output(const struct td_forward *f, const struct td_packed_layer *l) {
     const struct td_model_config *c = config(f);
-    uint32_t n = f->batch.n, z_dim = c->o_groups * c->o_lora_rank;
+    uint32_t n = f->batch.n, groups = share(f)->groups, lora = c->o_lora_rank;
     uint32_t group_dim = c->heads / c->o_groups * TD_HEAD_DIM;
-    for (uint32_t g = 0; g < c->o_groups; g++)
-        OP(f, linear, .x = f->s.o + (size_t)g * group_dim, .x_stride = c->heads * TD_HEAD_DIM,
-           .n = n, .parts = 1, .part = {{&l->wo_a[g], f->s.z + g * c->o_lora_rank, z_dim}});
-    /* Groups of 128 rounded values may span output groups: the whole row at once. */
-    const float *z = input(f, &l->wo_b[0], f->s.z, f->s.z, NULL, n, z_dim);
-    for (uint32_t g = 0; g < c->o_groups; g++)
-        OP(f, linear, .x = z + g * c->o_lora_rank, .x_stride = z_dim, .n = n, .parts = 1,
+    size_t at = (size_t)f->z_first * lora;
+    for (uint32_t g = 0; g < groups; g++)
+        OP(f, linear, .x = f->s.o + (size_t)g * group_dim,
+           .x_stride = share(f)->heads * TD_HEAD_DIM, .n = n, .parts = 1,
+           .part = {{&l->wo_a[g], f->s.z + at + g * lora, f->z_dim}});
+    const float *z = round_z(f, &l->wo_b[0]) + at;
+    for (uint32_t g = 0; g < groups; g++)
+        OP(f, linear, .x = z + g * lora, .x_stride = f->z_dim, .n = n, .parts = 1,
            .part = {{&l->wo_b[g], f->s.shard + (size_t)g * n * c->hidden, c->hidden}});
-    OP(f, add_shards, .shard = f->s.shard, .y = f->s.attn_out, .shards = c->o_groups, .n = n,
+    OP(f, add_shards, .shard = f->s.shard, .y = part_of(f, f->s.attn_out), .shards = groups, .n = n,
        .dim = c->hidden);
+    sum_ranks(f, f->s.attn_out, NULL);
 }
 
 static void route(const struct td_forward *f, const struct td_packed_layer *l) {
@@ -147,35 +229,36 @@ static void route(const struct td_forward *f, const struct td_packed_layer *l) {
     OP(f, route, .logits = s->gate, .bias = l->gate_bias, .tid2eid = l->tid2eid, .ids = f->ids,
        .n = f->batch.n, .experts = c->experts, .k = c->experts_per_token, .scale = c->routed_scale,
        .expert = s->expert, .weight = s->weight);
+    if (share(f)->experts == 0) return;
     OP(f, group, .expert = s->expert, .weight = s->weight, .n = f->batch.n,
-       .k = c->experts_per_token, .first = 0, .count = c->experts, .offset = s->offset,
-       .token = s->token, .row_weight = s->row_weight, .place = s->place);
+       .k = c->experts_per_token, .first = share(f)->expert, .count = share(f)->experts,
+       .offset = s->offset, .token = s->token, .row_weight = s->row_weight, .place = s->place);
 }
 
 static void routed_experts(const struct td_forward *f, const struct td_packed_layer *l) {
     const struct td_model_config *c = config(f);
     const struct td_forward_buffers *s = &f->s;
-    uint32_t rows = f->batch.n * c->experts_per_token;
-    const uint32_t *used = s->offset + c->experts; /* of the rows */
+    uint32_t rows = f->batch.n * c->experts_per_token, experts = share(f)->experts;
+    const uint32_t *used = s->offset + experts; /* of the rows */
+    if (experts == 0) return;
     const float *x = input(f, &l->w1[0], s->h, s->rounded, NULL, f->batch.n, c->hidden);
     const uint32_t *x_row = s->token;
     if (f->nvfp4) { /* every expert has a scale of its own; w1 and w3 share one */
         OP(f, round_nvfp4, .x = s->h, .x_row = s->token, .offset = s->offset, .w = l->w1,
-           .y = s->expert_out, .experts = c->experts, .dim = c->hidden);
+           .y = s->expert_out, .experts = experts, .dim = c->hidden);
         x = s->expert_out; /* not written before w2 */
         x_row = NULL;
     }
     OP(f, expert_linear, .x = x, .x_stride = c->hidden, .x_row = x_row, .offset = s->offset,
-       .experts = c->experts, .parts = 2, .most = f->batch.n, .w = {l->w1, l->w3},
-       .y = {s->a, s->b});
+       .experts = experts, .parts = 2, .most = f->batch.n, .w = {l->w1, l->w3}, .y = {s->a, s->b});
     OP(f, swiglu, .a = s->a, .b = s->b, .weight = s->row_weight, .t = s->a, .rows = used, .n = rows,
        .inner = c->expert_inner, .limit = c->swiglu_limit);
     if (f->nvfp4)
         OP(f, round_nvfp4, .x = s->a, .offset = s->offset, .w = l->w2, .y = s->a,
-           .experts = c->experts, .dim = c->expert_inner);
+           .experts = experts, .dim = c->expert_inner);
     x = input(f, &l->w2[0], s->a, s->a, used, rows, c->expert_inner);
     OP(f, expert_linear, .x = x, .x_stride = c->expert_inner, .offset = s->offset,
-       .experts = c->experts, .parts = 1, .most = f->batch.n, .w = {l->w2}, .y = {s->expert_out});
+       .experts = experts, .parts = 1, .most = f->batch.n, .w = {l->w2}, .y = {s->expert_out});
 }
 
 static void shared_expert(const struct td_forward *f, const struct td_packed_layer *l) {
@@ -190,12 +273,26 @@ static void shared_expert(const struct td_forward *f, const struct td_packed_lay
     linear(f, input(f, &l->shared.w2, s->a, s->a, NULL, n, inner), &l->shared.w2, s->shared_out);
 }
 
+/* Routed experts, each rank's, and the shared one, which every rank has whole. */
 static void combine(const struct td_forward *f) {
     const struct td_model_config *c = config(f);
-    OP(f, combine, .rows = f->s.expert_out, .expert = f->s.expert, .place = f->s.place,
-       .shared = f->s.shared_out, .y = f->s.ffn_out, .n = f->batch.n, .k = c->experts_per_token,
-       .hidden = c->hidden, .experts = c->experts, .shards = c->o_groups, .first_shard = 0,
-       .shards_here = c->o_groups);
+    const struct td_forward_buffers *s = &f->s;
+    OP(f, combine, .rows = s->expert_out, .expert = s->expert, .place = s->place,
+       .shared = f->device.ranks > 1 ? NULL : s->shared_out, .y = part_of(f, s->ffn_out),
+       .n = f->batch.n, .k = c->experts_per_token, .hidden = c->hidden, .experts = c->experts,
+       .shards = c->o_groups, .first_shard = share(f)->group, .shards_here = share(f)->groups);
+    sum_ranks(f, s->ffn_out, s->shared_out);
+}
+
+/* ids -> x. Every row is one rank's, and zeros are or-ed to it: added, -0 would become 0. */
+static void embed(const struct td_forward *f) {
+    const struct td_forward_buffers *s = &f->s;
+    uint32_t n = f->batch.n, hidden = config(f)->hidden;
+    OP(f, embed, .w = &f->model->embed, .ids = f->ids, .y = part_of(f, s->y), .n = n,
+       .first = share(f)->token);
+    if (f->device.ranks > 1)
+        MEET(f, all_reduce, .x = s->partial, .y = s->y, .n = n, .dim = hidden, .bits = true);
+    OP(f, expand, .y = s->y, .x = s->x, .n = n, .hidden = hidden);
 }
 
 /* What the indexer chose for the wanted rows, before the next layer overwrites it; moved as bits.
@@ -218,7 +315,7 @@ static void logits(const struct td_forward *f) {
        .y = s->top_h, .n = n, .hidden = c->hidden, .eps = c->rms_eps, .hc_eps = c->hc_eps);
     norm(f, s->top_h, f->model->norm, n, c->hidden);
     OP(f, linear, .x = s->top_h, .x_stride = c->hidden, .n = n, .parts = 1,
-       .part = {part(&f->model->head, s->logits)});
+       .part = {{&f->model->head, s->logits, f->logits_stride}});
 }
 
 void td_forward_angles(struct td_forward *f) {
@@ -232,14 +329,14 @@ void td_forward_angles(struct td_forward *f) {
 static void attention(const struct td_forward *f, uint32_t i, const struct td_packed_layer *l) {
     const struct td_model_config *c = config(f);
     const struct td_forward_buffers *s = &f->s;
-    uint32_t n = f->batch.n;
+    uint32_t n = f->batch.n, heads = share(f)->heads;
 
     project(f, l);                                       /* h -> qr, kv, u, g, ...           */
     norm(f, s->qr, l->q_norm, n, c->q_lora_rank);
     norm(f, s->kv, l->kv_norm, n, TD_HEAD_DIM);
     project_queries(f, l);                               /* qr -> q, iq                      */
-    norm(f, s->q, NULL, n * c->heads, TD_HEAD_DIM);
-    rope(f, l, s->q, c->heads, TD_HEAD_DIM, false);
+    norm(f, s->q, NULL, n * heads, TD_HEAD_DIM);
+    rope(f, l, s->q, heads, TD_HEAD_DIM, false);
     rope(f, l, s->kv, 1, TD_HEAD_DIM, false);
     OP(f, row_store, .kv = s->kv, .rows = s->rows, .layout = f->batch.kv, .n = n,
        .sim8 = f->ref);
@@ -249,14 +346,13 @@ static void attention(const struct td_forward *f, uint32_t i, const struct td_pa
     if (l->kind == TD_LAYER_CSA) {
         compress(f, i, TD_KV_CSA, &l->comp, s->u, s->g);
         compress(f, i, TD_KV_INDEX, &l->index_comp, s->iu, s->ig);
-        rope(f, l, s->iq, c->index_heads, TD_INDEX_DIM, false);
         index_select(f, i);                              /* iq, iw, keys -> selected         */
     }
-    OP(f, attend, .batch = &f->batch, .layer = i, .heads = c->heads, .q = s->q, .rows = s->rows,
+    OP(f, attend, .batch = &f->batch, .layer = i, .heads = heads, .q = s->q, .rows = s->rows,
        .sink = l->sink, .selected = l->kind == TD_LAYER_CSA ? s->selected : NULL,
        .topk = f->topk, .o = s->o);
     OP(f, ring_write, .batch = &f->batch, .layer = i, .rows = s->rows);
-    rope(f, l, s->o, c->heads, TD_HEAD_DIM, true);
+    rope(f, l, s->o, heads, TD_HEAD_DIM, true);
     output(f, l);                                        /* o -> attn_out                    */
 }
 
@@ -269,6 +365,7 @@ static void feed_forward(const struct td_forward *f, const struct td_packed_laye
 
 void td_forward_layer(struct td_forward *f, uint32_t i) {
     const struct td_packed_layer *l = &f->model->layer[i];
+    f->layer = i;
     hc_pre(f, &l->hc_attn, l->attn_norm);                /* x -> h                           */
     attention(f, i, l);                                  /* h -> attn_out; KV written        */
     hc_post(f, f->s.attn_out);                           /* into x                           */
@@ -279,22 +376,32 @@ void td_forward_layer(struct td_forward *f, uint32_t i) {
 }
 
 void td_forward_step(struct td_forward *f) {
-    OP(f, embed, .w = &f->model->embed, .ids = f->ids, .y = f->s.y, .n = f->batch.n, .first = 0);
-    OP(f, expand, .y = f->s.y, .x = f->s.x, .n = f->batch.n, .hidden = config(f)->hidden);
+    f->layer = TD_TEAM_NO_LAYER;
+    embed(f);                                            /* ids -> x                         */
     td_forward_angles(f);
     for (uint32_t i = 0; i < config(f)->layers; i++) {
         td_forward_layer(f, i);
         if (f->layer_done) f->layer_done(f, i);
     }
-    if (f->wanted) logits(f);
+    f->layer = TD_TEAM_NO_LAYER;
+    if (f->wanted) logits(f);                            /* the rank's tokens                */
 }
 
 /* clang-format on */
 
+/* z has own columns alone unless a group of rounded values spans ranks. */
+static bool merges_z(const struct td_forward *f) {
+    return f->ref && f->device.ranks > 1 && share(f)->groups * config(f)->o_lora_rank % TD_BLOCK;
+}
+
 void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
                      uint32_t max_wanted, const struct td_kv_layout *kv) {
     const struct td_model_config *c = config(f);
+    const struct td_share *own = share(f);
     struct td_forward_buffers *s = &f->s;
+    bool merged = merges_z(f);
+    f->z_first = merged ? own->group : 0;
+    f->z_dim = (merged ? c->o_groups : own->groups) * c->o_lora_rank;
     size_t n = max_rows, k = c->experts_per_token, top = max_wanted;
     size_t shared_inner = f->model->layer[0].shared.w1.rows, inner = k * c->expert_inner;
     inner = shared_inner > inner ? shared_inner : inner;
@@ -309,8 +416,8 @@ void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
     s->cs[0] = FLOATS(n * TD_ROPE_DIM);
     s->cs[1] = FLOATS(n * TD_ROPE_DIM);
     s->qr = FLOATS(n * c->q_lora_rank);
-    s->q = FLOATS(n * c->heads * TD_HEAD_DIM);
-    s->o = FLOATS(n * c->heads * TD_HEAD_DIM);
+    s->q = FLOATS(n * own->heads * TD_HEAD_DIM);
+    s->o = FLOATS(n * own->heads * TD_HEAD_DIM);
     s->kv = FLOATS(n * TD_HEAD_DIM);
     s->rows = td_bump_take(b, n * kv->row_bytes);
     s->u = FLOATS(n * TD_KV_CSA_STATE_DIM);
@@ -320,13 +427,15 @@ void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
     s->iq = FLOATS(n * c->index_heads * TD_INDEX_DIM);
     s->iw = FLOATS(n * c->index_heads);
     s->selected = FLOATS(n * f->topk);
-    s->z = FLOATS(n * c->o_groups * c->o_lora_rank);
-    s->shard = FLOATS(n * c->o_groups * c->hidden);
+    s->z = FLOATS(n * f->z_dim);
+    s->merged_z = merged ? FLOATS(n * f->z_dim) : NULL;
+    s->shard = FLOATS(n * own->groups * c->hidden);
+    s->partial = f->device.ranks > 1 ? FLOATS(n * c->hidden) : NULL;
     s->attn_out = FLOATS(n * c->hidden);
     s->gate = FLOATS(n * c->experts);
     s->expert = FLOATS(n * k);
     s->weight = FLOATS(n * k);
-    s->offset = FLOATS(c->experts + 1);
+    s->offset = FLOATS(own->experts + 1);
     s->token = FLOATS(n * k);
     s->row_weight = FLOATS(n * k);
     s->place = FLOATS(n * k);
@@ -338,7 +447,13 @@ void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
     s->top_x = FLOATS(top * TD_HC_STREAMS * c->hidden);
     s->top_mix = FLOATS(top * TD_HC_STREAMS);
     s->top_h = FLOATS(top * c->hidden);
-    s->logits = FLOATS(top * c->vocab);
     s->capture = FLOATS(top * kv->csa_layers * f->topk);
 #undef FLOATS
+}
+
+size_t td_forward_words(const struct td_forward *f, uint32_t max_rows) {
+    size_t most = config(f)->hidden;
+    if (most < f->topk) most = f->topk;
+    if (merges_z(f) && most < f->z_dim) most = f->z_dim;
+    return most * max_rows;
 }

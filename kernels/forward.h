@@ -6,7 +6,8 @@
 #include "kernels/ops.h"
 #include "kernels/packed.h"
 
-/* Intermediates of a step, fp32 unless said; n = rows of the step. */
+/* Intermediates of a step, fp32 unless said; n = rows of the step. Heads, groups and logits are
+ * those of the rank's share (td_share). */
 struct td_forward_buffers {
     float *x;          /* [n, 4, hidden] residual streams */
     float *mix;        /* [n, 24] hyper-connection products */
@@ -25,8 +26,10 @@ struct td_forward_buffers {
     float *iw;         /* [n, index_heads] */
     int32_t *selected; /* [n, topk] */
     void *index;       /* the indexer's workspace */
-    float *z;          /* [n, o_groups * o_lora] */
+    float *z;          /* [n, z_dim] */
+    float *merged_z;   /* [n, o_groups * o_lora] of all ranks; where z is merged, else NULL */
     float *shard;      /* [o_groups, n, hidden] */
+    float *partial;    /* [n, hidden] what a rank has of a sum; NULL: it has all */
     float *attn_out;   /* [n, hidden] */
     float *gate;       /* [n, experts] */
     uint32_t *expert;  /* [n, k] */
@@ -42,7 +45,7 @@ struct td_forward_buffers {
     float *top_x;      /* [wanted, 4, hidden] */
     float *top_mix;    /* [wanted, 4] */
     float *top_h;      /* [wanted, hidden] */
-    float *logits;     /* [wanted, vocab] */
+    float *logits;     /* [wanted, logits_stride] the rank's tokens; whoever plans gives it */
     int32_t *capture;  /* [csa_layers, wanted, topk] chosen for the wanted rows */
 };
 
@@ -55,7 +58,12 @@ struct td_forward {
     bool nvfp4;      /* inputs of NVFP4 experts too */
     bool sim4;       /* FP4 rounding of index queries and keys */
     bool score_bf16; /* of index scores before they are compared */
+    uint32_t layer;  /* where the step is: what a team is told */
     struct td_forward_buffers s;
+    size_t logits_stride;
+    /* Output groups before z and in it: the rank's own, or, where a group of rounded values spans
+     * ranks, all; then columns of other ranks are zero and stay so. */
+    uint32_t z_first, z_dim;
     /* The step, set before each pass; arrays are in device memory. */
     struct td_op_batch batch;
     const int32_t *ids;   /* [n] */
@@ -66,11 +74,16 @@ struct td_forward {
     void *layer_user;
 };
 
-/* Counts (base NULL) or hands out the buffers for up to max_rows rows and max_wanted logit rows. */
+/* Counts (base NULL) or hands out the buffers for up to max_rows rows and max_wanted logit rows;
+ * `device` says which rank it is. */
 void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
                      uint32_t max_wanted, const struct td_kv_layout *kv);
 
-/* The whole pass: ids to logits of the wanted rows. */
+/* The most 32-bit words that ranks tell each other at once (td_backend.join). */
+size_t td_forward_words(const struct td_forward *f, uint32_t max_rows);
+
+/* The whole pass: ids to logits of the wanted rows. Of a team that breaks on the way nothing more
+ * is computed. */
 void td_forward_step(struct td_forward *f);
 
 /* The steps of the above, for checks layer by layer. */

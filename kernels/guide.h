@@ -10,8 +10,8 @@
 /* Replaces everything *s borrows by a copy. s->guide is NULL afterwards exactly when there was
  * nothing to copy. NO_MEMORY leaves *s as it was. */
 TD_MUST_USE td_status td_guide_take(struct td_sampling *s, struct td_error *err);
-/* The same with the prompt: *ids [n], NULL stays NULL, becomes a copy that the caller frees. All of it
- * or nothing. */
+/* The same with the prompt: *ids [n], NULL stays NULL, becomes a copy that the caller frees. All of
+ * it or nothing. */
 TD_MUST_USE td_status td_guide_take_prompt(struct td_sampling *s, const int32_t **ids, uint32_t n,
                                            struct td_error *err);
 /* The guide of a sampling that was taken; NULL is fine. */

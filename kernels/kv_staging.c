@@ -130,15 +130,33 @@ static void fetch(struct td_kv_staging *s, uint8_t *dst, size_t bytes) {
     }
 }
 
-/* And back: a half is filled again when the device has taken it. */
-static void send(struct td_kv_staging *s, const uint8_t *src, size_t bytes) {
-    struct td_device *d = s->device;
+/* And back, to all ranks from the first one's halves: one is filled again when every device has
+ * taken it. */
+static void send(const struct td_kv_stagings *all, const uint8_t *src, size_t bytes) {
+    uint8_t *const *half = all->rank[0]->half;
     for (size_t k = 0; k * PIECE < bytes; k++) {
-        if (k >= 2) d->backend->reach(d, TD_LANE_KV, k % 2);
-        memcpy(s->half[k % 2], src + k * PIECE, piece(bytes, k));
-        transfer(s, false, s->stretch + k * PIECE, s->half[k % 2], piece(bytes, k));
-        d->backend->mark(d, TD_LANE_KV, k % 2);
+        for (uint32_t r = 0; k >= 2 && r < all->n; r++) {
+            struct td_device *d = all->rank[r]->device;
+            d->backend->reach(d, TD_LANE_KV, k % 2);
+        }
+        memcpy(half[k % 2], src + k * PIECE, piece(bytes, k));
+        for (uint32_t r = 0; r < all->n; r++) {
+            struct td_kv_staging *s = all->rank[r];
+            transfer(s, false, s->stretch + k * PIECE, half[k % 2], piece(bytes, k));
+            s->device->backend->mark(s->device, TD_LANE_KV, k % 2);
+        }
     }
+}
+
+/* Waits for all, also behind one that failed: what they were given is used again. */
+static td_status wait_all(const struct td_kv_stagings *all, struct td_error *err) {
+    td_status st = TD_OK;
+    for (uint32_t r = 0; r < all->n; r++) {
+        struct td_device *d = all->rank[r]->device;
+        td_status own = d->backend->wait(d, TD_LANE_KV, st == TD_OK ? err : NULL);
+        if (st == TD_OK) st = own;
+    }
+    return st;
 }
 
 /* ---- packing, unpacking ---- */
@@ -176,62 +194,94 @@ td_status td_kv_staging_pack(struct td_kv_staging *s, struct td_kv_place from,
     return TD_OK;
 }
 
-td_status td_kv_staging_unpack(struct td_kv_staging *s, const void *block, size_t len,
+/* Where device memory is the host's: each rank's rows are summed on their way. */
+static td_status unpack_here(const struct td_kv_stagings *all, const void *block, size_t len,
+                             struct td_kv_ticket ticket, uint32_t n, uint32_t index,
+                             struct td_kv_place to, struct td_kv_block_header *ret_header,
+                             struct td_error *err) {
+    for (uint32_t r = 0; r < all->n; r++) {
+        struct td_kv_staging *s = all->rank[r];
+        if (to.kind == TD_KV_PAGE_BLOCK)
+            TD_TRY(td_kv_unpack_page(s->kv, block, len, ticket, n, index, s->pool, to.number,
+                                     ret_header, err));
+        else
+            TD_TRY(
+                td_kv_unpack_slot(s->kv, block, len, ticket, n, base_of(s, to), ret_header, err));
+    }
+    return TD_OK;
+}
+
+static td_status check_sums(const struct td_kv_stagings *all, enum td_kv_block_kind kind,
+                            const struct td_kv_block_header *h, struct td_error *err) {
+    for (uint32_t r = 0; r < all->n; r++)
+        for (int f = 0; f < TD_KV_FAMILIES; f++)
+            if (td_kv_in_block(kind, f))
+                TD_TRY(td_kv_check_family(h, f, family_sum(all->rank[r], f, h->bytes[f]), err));
+    return TD_OK;
+}
+
+td_status td_kv_staging_unpack(const struct td_kv_stagings *all, const void *block, size_t len,
                                struct td_kv_ticket ticket, uint32_t n, uint32_t index,
                                struct td_kv_place to, struct td_kv_block_header *ret_header,
                                struct td_error *err) {
-    struct td_device *d = s->device;
+    const struct td_kv_staging *first = all->rank[0];
     bool page = to.kind == TD_KV_PAGE_BLOCK;
-    if (d->backend->host && page)
-        return td_kv_unpack_page(s->kv, block, len, ticket, n, index, s->pool, to.number,
-                                 ret_header, err);
-    if (d->backend->host)
-        return td_kv_unpack_slot(s->kv, block, len, ticket, n, base_of(s, to), ret_header, err);
-    assert(n >= 1 && (!page || (to.number < s->kv->pages && index < td_kv_page_blocks(n))));
+    if (first->device->backend->host)
+        return unpack_here(all, block, len, ticket, n, index, to, ret_header, err);
+    assert(n >= 1 && (!page || (to.number < first->kv->pages && index < td_kv_page_blocks(n))));
     struct td_kv_block_header h;
-    TD_TRY(td_kv_check_header(s->kv, block, len, to.kind, ticket, n, index, &h, err));
-    send(s, (const uint8_t *)block + HEADER, h.body_bytes);
-    queue_sums(s, &h);
-    TD_TRY(d->backend->wait(d, TD_LANE_KV, err));
-    for (int f = 0; f < TD_KV_FAMILIES; f++)
-        if (td_kv_in_block(to.kind, f))
-            TD_TRY(td_kv_check_family(&h, f, family_sum(s, f, h.bytes[f]), err));
-    struct td_wire_rows rows = list_rows(s, to, page ? td_kv_block_tokens(n, index) : n);
-    d->backend->unpack(d, &rows);
-    TD_TRY(d->backend->wait(d, TD_LANE_KV, err));
+    TD_TRY(td_kv_check_header(first->kv, block, len, to.kind, ticket, n, index, &h, err));
+    send(all, (const uint8_t *)block + HEADER, h.body_bytes);
+    for (uint32_t r = 0; r < all->n; r++)
+        queue_sums(all->rank[r], &h);
+    TD_TRY(wait_all(all, err));
+    TD_TRY(check_sums(all, to.kind, &h, err));
+    for (uint32_t r = 0; r < all->n; r++) {
+        struct td_kv_staging *s = all->rank[r];
+        struct td_wire_rows rows = list_rows(s, to, page ? td_kv_block_tokens(n, index) : n);
+        s->device->backend->unpack(s->device, &rows);
+    }
+    TD_TRY(wait_all(all, err));
     if (ret_header) *ret_header = h;
     return TD_OK;
 }
 
 /* ---- copies ---- */
 
-td_status td_kv_staging_copy_page(struct td_kv_staging *s, uint32_t from, uint32_t to,
+td_status td_kv_staging_copy_page(const struct td_kv_stagings *all, uint32_t from, uint32_t to,
                                   struct td_error *err) {
-    struct td_device *d = s->device;
-    if (d->backend->host) {
-        td_kv_copy_page(s->kv, s->pool, from, to);
-        return TD_OK;
+    const uint32_t number[] = {from, to};
+    for (uint32_t r = 0; r < all->n && all->rank[r]->device->backend->host; r++)
+        td_kv_copy_page(all->rank[r]->kv, all->rank[r]->pool, from, to);
+    if (all->rank[0]->device->backend->host) return TD_OK;
+    for (int i = 0; i < 2; i++) {
+        for (uint32_t r = 0; r < all->n; r++) {
+            struct td_kv_staging *s = all->rank[r];
+            struct td_wire_rows rows =
+                list_rows(s, (struct td_kv_place){TD_KV_PAGE_BLOCK, number[i]}, TD_KV_PAGE_TOKENS);
+            (i ? s->device->backend->unpack : s->device->backend->pack)(s->device, &rows);
+        }
+        TD_TRY(wait_all(all, err)); /* the list is written again */
     }
-    struct td_wire_rows rows =
-        list_rows(s, (struct td_kv_place){TD_KV_PAGE_BLOCK, from}, TD_KV_PAGE_TOKENS);
-    d->backend->pack(d, &rows);
-    TD_TRY(d->backend->wait(d, TD_LANE_KV, err)); /* the list is written again */
-    rows = list_rows(s, (struct td_kv_place){TD_KV_PAGE_BLOCK, to}, TD_KV_PAGE_TOKENS);
-    d->backend->unpack(d, &rows);
-    return d->backend->wait(d, TD_LANE_KV, err);
+    return TD_OK;
 }
 
-td_status td_kv_staging_copy_slot(struct td_kv_staging *s, uint32_t from, uint32_t to,
-                                  struct td_error *err) {
+static void copy_slot(struct td_kv_staging *s, uint32_t from, uint32_t to) {
     struct td_device *d = s->device;
     uint8_t *a = s->slots + s->kv->slot_bytes * from, *b = s->slots + s->kv->slot_bytes * to;
     if (d->backend->host) {
         memcpy(b, a, s->kv->slot_bytes);
-        return TD_OK;
+        return;
     }
     s->listed[0] = (struct td_kv_move){.bytes = s->kv->slot_bytes};
     transfer(s, false, s->move, s->listed, sizeof *s->listed);
     d->backend->pack(d, &(struct td_wire_rows){s->stretch, a, s->move, 1});
     d->backend->unpack(d, &(struct td_wire_rows){s->stretch, b, s->move, 1});
-    return d->backend->wait(d, TD_LANE_KV, err);
+}
+
+td_status td_kv_staging_copy_slot(const struct td_kv_stagings *all, uint32_t from, uint32_t to,
+                                  struct td_error *err) {
+    for (uint32_t r = 0; r < all->n; r++)
+        copy_slot(all->rank[r], from, to);
+    return wait_all(all, err);
 }

@@ -4,7 +4,10 @@
  * into one stretch of device memory, or scatter them from there, and sum them; between it and the
  * block go pieces through two halves of pinned memory, so that the device's copy of one runs beside
  * the host's of the other, and all of it beside the steps. On a device nothing reaches the pool
- * before a block was found right. Nothing is taken after td_kv_staging_take. */
+ * before a block was found right. Nothing is taken after td_kv_staging_take.
+ *
+ * Every rank of a worker has all of the KV state. So one packs a block, whichever; what is unpacked
+ * or copied goes to all of them, each over its own link at the same time. */
 #ifndef TD_KERNELS_KV_STAGING_H
 #define TD_KERNELS_KV_STAGING_H
 
@@ -44,17 +47,25 @@ TD_MUST_USE td_status td_kv_staging_pack(struct td_kv_staging *s, struct td_kv_p
                                          void *dst, size_t cap, size_t *ret_len,
                                          struct td_kv_block_header *ret_header,
                                          struct td_error *err);
-/* td_kv_unpack_page, td_kv_unpack_slot. `n`: tokens of the prompt. */
-TD_MUST_USE td_status td_kv_staging_unpack(struct td_kv_staging *s, const void *block, size_t len,
-                                           struct td_kv_ticket ticket, uint32_t n, uint32_t index,
-                                           struct td_kv_place to,
+
+/* Those of a worker's ranks. */
+struct td_kv_stagings {
+    uint32_t n;
+    struct td_kv_staging *rank[TD_MAX_RANKS];
+};
+
+/* td_kv_unpack_page, td_kv_unpack_slot, on all ranks with one verdict. `n`: tokens of the prompt.
+ */
+TD_MUST_USE td_status td_kv_staging_unpack(const struct td_kv_stagings *all, const void *block,
+                                           size_t len, struct td_kv_ticket ticket, uint32_t n,
+                                           uint32_t index, struct td_kv_place to,
                                            struct td_kv_block_header *ret_header,
                                            struct td_error *err);
 
-/* From one page or slot to another of the same pool. */
-TD_MUST_USE td_status td_kv_staging_copy_page(struct td_kv_staging *s, uint32_t from, uint32_t to,
-                                              struct td_error *err);
-TD_MUST_USE td_status td_kv_staging_copy_slot(struct td_kv_staging *s, uint32_t from, uint32_t to,
-                                              struct td_error *err);
+/* From one page or slot to another of the same pool, on all ranks. */
+TD_MUST_USE td_status td_kv_staging_copy_page(const struct td_kv_stagings *all, uint32_t from,
+                                              uint32_t to, struct td_error *err);
+TD_MUST_USE td_status td_kv_staging_copy_slot(const struct td_kv_stagings *all, uint32_t from,
+                                              uint32_t to, struct td_error *err);
 
 #endif

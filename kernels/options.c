@@ -122,6 +122,7 @@ td_status td_engine_options_from(const struct td_config *c, const struct td_mode
     o.max_tokens = (uint32_t)(c->chunk_tokens > o.slots ? c->chunk_tokens : o.slots);
     o.eager = c->eager;
     o.threads = c->threads ? (uint32_t)c->threads : usable_cores();
+    if (!c->threads && o.threads < o.ranks) o.threads = o.ranks;
     *ret = o;
     return TD_OK;
 }

@@ -7,9 +7,14 @@
 #include "kernels/bump.h"
 #include "kernels/model/random.h"
 #include "kernels/rope_table.h"
+#include "kernels/team.h"
+
+/* Stored tensors are cut where their scales are: rows of FP8, and columns of all for alignment. */
+enum { CUT = 128 };
 
 struct packer {
     struct td_device *device;
+    struct td_share share;
     struct td_bump bump;   /* device memory */
     struct td_bump arrays; /* host memory */
     float *row;            /* the widest row of the model, decoded */
@@ -69,45 +74,96 @@ static const void *put(struct packer *p, const void *from, size_t bytes) {
     return to;
 }
 
-/* `bytes` of a tensor's data or scales in device memory: copied, or made there. */
-static const void *put_tensor(struct packer *p, const struct td_weight *w, bool scale,
-                              size_t bytes) {
-    if (!w->random) return put(p, scale ? w->scale : w->data, bytes);
-    struct td_random r = td_random_of(w, scale);
-    void *to = td_bump_take(&p->bump, bytes);
-    if (to) p->device->backend->fill(p->device, &r, to, bytes);
+/* Rows row.. and columns col.. of a tensor. */
+struct cut {
+    uint32_t row, rows, col, cols;
+};
+
+static struct cut whole(const struct td_weight *w) {
+    return (struct cut){0, w->rows, 0, w->cols};
+}
+
+/* Of a tensor like w with other numbers of rows and columns, the bytes of its data or scales. */
+static size_t bytes_of(const struct td_weight *w, bool scale, uint32_t rows, uint32_t cols) {
+    const struct td_weight like = {.format = w->format, .rows = rows, .cols = cols};
+    return scale ? td_weight_scale_bytes(&like) : td_weight_data_bytes(&like);
+}
+
+/* The data or scales of a cut in device memory: copied, or made there. */
+static const void *put_cut(struct packer *p, const struct td_weight *w, bool scale,
+                           const struct cut *c) {
+    size_t width = bytes_of(w, scale, 1, c->cols), pitch = bytes_of(w, scale, 1, w->cols);
+    if (width == 0 || c->rows == 0) return NULL;
+    size_t rows = bytes_of(w, scale, c->rows, c->cols) / width; /* of FP8 scales a 128th */
+    size_t from = bytes_of(w, scale, c->row, w->cols) + bytes_of(w, scale, 1, c->col);
+    if (width == pitch) {
+        width *= rows;
+        rows = 1;
+    }
+    void *to = td_bump_take(&p->bump, width * rows);
+    if (to && w->random) {
+        struct td_random r = td_random_of(w, scale);
+        p->device->backend->fill(p->device, &r, &(struct td_fill){to, from, width, rows, pitch});
+    } else if (to) {
+        const uint8_t *bytes = scale ? w->scale : w->data;
+        struct td_copy copy = {to, bytes + from, width, rows, width, pitch};
+        p->device->backend->upload(p->device, TD_LANE_STEP, &copy);
+    }
     return to;
 }
 
-/* The whole tensor where the device's kernels read it from. */
-static struct td_weight store(struct packer *p, const struct td_weight *w) {
-    struct td_weight to = *w;
+static uint32_t cut_up(uint32_t v, uint32_t most) {
+    uint32_t up = (v + CUT - 1) / CUT * CUT;
+    return up < most ? up : most;
+}
+
+/* A tensor where the device's kernels read it from: rows from `row` and columns from `col` on. */
+struct part {
+    struct td_weight stored;
+    uint32_t row, col;
+};
+
+/* What of it `c` needs; where device memory is the host's the tensor as it is. */
+static struct part store(struct packer *p, const struct td_weight *w, struct cut c) {
+    struct part to = {.stored = *w};
     if (p->device->backend->host || w->format == TD_W_NONE) return to;
-    to.random = 0;
-    to.data = put_tensor(p, w, false, td_weight_data_bytes(w));
-    size_t scales = td_weight_scale_bytes(w);
-    to.scale = scales ? put_tensor(p, w, true, scales) : NULL;
+    uint32_t end_row = c.row + c.rows, end_col = cut_up(c.col + c.cols, w->cols);
+    to.col = c.col / CUT * CUT;
+    to.row = c.row;
+    if (w->format == TD_W_FP8_BLOCK) {
+        to.row = c.row / CUT * CUT;
+        end_row = cut_up(end_row, w->rows);
+    }
+    c = (struct cut){to.row, end_row - to.row, to.col, end_col - to.col};
+    to.stored.rows = c.rows;
+    to.stored.cols = c.cols;
+    to.stored.random = 0;
+    to.stored.data = put_cut(p, w, false, &c);
+    to.stored.scale = put_cut(p, w, true, &c);
     return to;
 }
 
-/* Rows row..row+rows-1 and columns col..col+cols-1 of a stored tensor. */
-static struct td_matrix pack_part(struct packer *p, const struct td_weight *stored, uint32_t row,
-                                  uint32_t rows, uint32_t col, uint32_t cols) {
-    struct td_matrix m = {.rows = rows, .cols = cols};
+/* A cut of the whole tensor that lies inside `stored`. */
+static struct td_matrix pack_part(struct packer *p, const struct part *stored, struct cut c) {
+    struct td_matrix m = {.rows = c.rows, .cols = c.cols};
     if (p->device->backend->host) {
-        pack_panels(p, stored, row, col, &m);
+        pack_panels(p, &stored->stored, c.row, c.col, &m);
     } else {
-        m.stored = *stored;
-        m.row = row;
-        m.col = col;
+        m.stored = stored->stored;
+        m.row = c.row - stored->row;
+        m.col = c.col - stored->col;
     }
     return m;
 }
 
-static struct td_matrix pack(struct packer *p, const struct td_weight *w) {
+static struct td_matrix pack_cut(struct packer *p, const struct td_weight *w, struct cut c) {
     if (w->format == TD_W_NONE) return (struct td_matrix){0};
-    struct td_weight stored = store(p, w);
-    return pack_part(p, &stored, 0, w->rows, 0, w->cols);
+    struct part stored = store(p, w, c);
+    return pack_part(p, &stored, c);
+}
+
+static struct td_matrix pack(struct packer *p, const struct td_weight *w) {
+    return pack_cut(p, w, whole(w));
 }
 
 /* A matrix whose input is rounded in ref numerics if it is stored as FP8 or FP4. By the model's
@@ -122,15 +178,20 @@ static struct td_matrix pack_rounding(struct packer *p, const struct td_weight *
     return rounding(pack(p, w), w);
 }
 
-/* All rows as plain fp32, row-major. */
-static const float *pack_plain(struct packer *p, const struct td_weight *w) {
+/* Columns of all rows as plain fp32, row-major. */
+static const float *pack_columns(struct packer *p, const struct td_weight *w, uint32_t col,
+                                 uint32_t cols) {
     if (w->format == TD_W_NONE) return NULL;
-    float *to = td_bump_take(&p->bump, (size_t)w->rows * w->cols * sizeof *to);
+    float *to = td_bump_take(&p->bump, (size_t)w->rows * cols * sizeof *to);
     for (uint32_t r = 0; to && r < w->rows; r++) {
         td_weight_row(w, r, p->row);
-        td_upload(p->device, to + (size_t)r * w->cols, p->row, w->cols * sizeof *to);
+        td_upload(p->device, to + (size_t)r * cols, p->row + col, cols * sizeof *to);
     }
     return to;
+}
+
+static const float *pack_plain(struct packer *p, const struct td_weight *w) {
+    return pack_columns(p, w, 0, w->cols);
 }
 
 static struct td_hc pack_hc(struct packer *p, const struct td_hc_weights *w) {
@@ -160,23 +221,43 @@ static void set_matrix(struct td_matrix *array, uint32_t i, struct td_matrix m) 
     if (array) array[i] = m;
 }
 
-static void pack_experts(struct packer *p, const struct td_layer_weights *w, uint32_t experts,
+static void pack_experts(struct packer *p, const struct td_layer_weights *w, uint32_t layer,
                          struct td_packed_layer *to) {
-    to->w1 = take_matrices(p, experts);
-    to->w3 = take_matrices(p, experts);
-    to->w2 = take_matrices(p, experts);
-    for (uint32_t e = 0; e < experts; e++) {
-        set_matrix(to->w1, e, pack_rounding(p, &w->experts[e].w1));
-        set_matrix(to->w3, e, pack_rounding(p, &w->experts[e].w3));
-        set_matrix(to->w2, e, pack_rounding(p, &w->experts[e].w2));
+    uint32_t n = p->share.experts;
+    to->w1 = take_matrices(p, n);
+    to->w3 = take_matrices(p, n);
+    to->w2 = take_matrices(p, n);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct td_expert_weights *e = &w->experts[p->share.expert + i];
+        (void)td_team_at(p->device->team, p->device->rank, "packing of experts", layer);
+        set_matrix(to->w1, i, pack_rounding(p, &e->w1));
+        set_matrix(to->w3, i, pack_rounding(p, &e->w3));
+        set_matrix(to->w2, i, pack_rounding(p, &e->w2));
     }
-    mirror_matrices(p, to->w1, experts);
-    mirror_matrices(p, to->w3, experts);
-    mirror_matrices(p, to->w2, experts);
+    mirror_matrices(p, to->w1, n);
+    mirror_matrices(p, to->w3, n);
+    mirror_matrices(p, to->w2, n);
+}
+
+/* The rank's output groups: their rows of wo_a, their columns of wo_b. */
+static void pack_groups(struct packer *p, const struct td_model_config *c,
+                        const struct td_layer_weights *w, struct td_packed_layer *to) {
+    uint32_t n = p->share.groups, lora = c->o_lora_rank, at = p->share.group * lora;
+    struct cut rows = {at, n * lora, 0, w->wo_a.cols}, cols = {0, c->hidden, at, n * lora};
+    to->wo_a = take_matrices(p, n);
+    to->wo_b = take_matrices(p, n);
+    struct part wo_a = store(p, &w->wo_a, rows), wo_b = store(p, &w->wo_b, cols);
+    rows.rows = cols.cols = lora;
+    for (uint32_t g = 0; g < n; g++, rows.row += lora, cols.col += lora) {
+        set_matrix(to->wo_a, g, pack_part(p, &wo_a, rows));
+        set_matrix(to->wo_b, g, rounding(pack_part(p, &wo_b, cols), &w->wo_b));
+    }
 }
 
 static void pack_layer(struct packer *p, const struct td_model_config *c, uint32_t l,
                        const struct td_layer_weights *w, struct td_packed_layer *to) {
+    const struct td_share *own = &p->share;
+    (void)td_team_at(p->device->team, p->device->rank, "packing", l);
     to->kind = c->kind[l];
     to->attn_norm = pack_plain(p, &w->attn_norm);
     to->ffn_norm = pack_plain(p, &w->ffn_norm);
@@ -184,20 +265,14 @@ static void pack_layer(struct packer *p, const struct td_model_config *c, uint32
     to->hc_ffn = pack_hc(p, &w->hc_ffn);
     to->wq_a = pack_rounding(p, &w->wq_a);
     to->q_norm = pack_plain(p, &w->q_norm);
-    to->wq_b = pack_rounding(p, &w->wq_b);
+    to->wq_b = rounding(
+        pack_cut(p, &w->wq_b,
+                 (struct cut){own->head * TD_HEAD_DIM, own->heads * TD_HEAD_DIM, 0, w->wq_b.cols}),
+        &w->wq_b);
     to->wkv = pack_rounding(p, &w->wkv);
     to->kv_norm = pack_plain(p, &w->kv_norm);
-    to->sink = pack_plain(p, &w->sink);
-    to->wo_a = take_matrices(p, c->o_groups);
-    to->wo_b = take_matrices(p, c->o_groups);
-    struct td_weight wo_a = store(p, &w->wo_a), wo_b = store(p, &w->wo_b);
-    for (uint32_t g = 0; g < c->o_groups; g++) {
-        set_matrix(to->wo_a, g,
-                   pack_part(p, &wo_a, g * c->o_lora_rank, c->o_lora_rank, 0, wo_a.cols));
-        set_matrix(to->wo_b, g,
-                   rounding(pack_part(p, &wo_b, 0, c->hidden, g * c->o_lora_rank, c->o_lora_rank),
-                            &w->wo_b));
-    }
+    to->sink = pack_columns(p, &w->sink, own->head, own->heads);
+    pack_groups(p, c, w, to);
     to->comp = pack_compressor(p, &w->comp);
     to->index_comp = pack_compressor(p, &w->index_comp);
     to->index_wq_b = pack_rounding(p, &w->index_wq_b);
@@ -211,12 +286,20 @@ static void pack_layer(struct packer *p, const struct td_model_config *c, uint32
     to->shared =
         (struct td_packed_ffn){pack_rounding(p, &w->shared.w1), pack_rounding(p, &w->shared.w3),
                                pack_rounding(p, &w->shared.w2)};
-    pack_experts(p, w, c->experts, to);
+    pack_experts(p, w, l, to);
+}
+
+/* Rows of the embedding, which is looked up and not multiplied. */
+static struct td_weight store_rows(struct packer *p, const struct td_weight *w, struct cut c) {
+    if (p->device->backend->host) return td_weight_rows(w, c.row, c.rows);
+    return store(p, w, c).stored;
 }
 
 static void pack_model(struct packer *p, struct td_packed_model *to) {
     const struct td_model *m = to->model;
-    to->embed = store(p, &m->embed);
+    struct cut own = {to->share.token, to->share.tokens, 0, m->config.hidden};
+    p->share = to->share;
+    to->embed = store_rows(p, &m->embed, own);
     for (uint32_t i = 0; i < 2; i++) {
         float freq[TD_ROPE_DIM / 2];
         td_rope_table(&m->config, i == 1, freq);
@@ -226,7 +309,7 @@ static void pack_model(struct packer *p, struct td_packed_model *to) {
         pack_layer(p, &m->config, l, &m->layer[l], &to->layer[l]);
     to->hc_head = pack_hc(p, &m->hc_head);
     to->norm = pack_plain(p, &m->norm);
-    to->head = pack(p, &m->head);
+    to->head = pack_cut(p, &m->head, own);
 }
 
 static uint32_t widest_row(const struct td_model_config *c) {
@@ -241,6 +324,18 @@ static uint32_t widest_row(const struct td_model_config *c) {
     return widest > TD_KV_CSA_STATE_DIM ? widest : TD_KV_CSA_STATE_DIM;
 }
 
+struct td_share td_share_of(const struct td_model_config *c, uint32_t rank, uint32_t ranks) {
+    uint32_t r = ranks ? ranks : 1, groups = c->o_groups / r, each = c->heads / c->o_groups;
+    struct td_share s = {.group = rank * groups, .groups = groups};
+    s.head = s.group * each;
+    s.heads = groups * each;
+    s.expert = td_shard_expert(s.group, c->o_groups, c->experts);
+    s.experts = td_shard_expert(s.group + groups, c->o_groups, c->experts) - s.expert;
+    s.token = (uint32_t)((uint64_t)c->vocab * rank / r);
+    s.tokens = (uint32_t)((uint64_t)c->vocab * (rank + 1) / r) - s.token;
+    return s;
+}
+
 td_status td_packed_plan(const struct td_model *model, struct td_device *d,
                          struct td_packed_model **ret, struct td_error *err) {
     const struct td_model_config *c = &model->config;
@@ -251,6 +346,7 @@ td_status td_packed_plan(const struct td_model *model, struct td_device *d,
     bool ok = p.row && m && m->layer;
     if (ok) {
         m->model = model;
+        m->share = td_share_of(c, d->rank, d->ranks);
         pack_model(&p, m);
         m->bytes = p.bump.used;
         m->array_bytes = p.arrays.used;

@@ -56,8 +56,8 @@ size_t td_sample_workspace(uint32_t vocab);
  * instead (kernels/shape.h); NULL: the logits themselves. -inf excludes a token. `position`:
  * absolute position the token will have. `work`: td_sample_workspace(vocab) bytes, 4-aligned.
  * Parameters must have passed the check. A NaN, +inf or no finite logit at all is TD_INTERNAL, this
- * worker's own fault: the request is lost here, the worker is not. Shaped so that none is left it is
- * INVALID, the request's. Allocates nothing. */
+ * worker's own fault: the request is lost here, the worker is not. Shaped so that none is left it
+ * is INVALID, the request's. Allocates nothing. */
 TD_MUST_USE td_status td_sample(const float *logits, const float *shaped, uint32_t vocab,
                                 const struct td_sample_params *p, uint64_t position, void *work,
                                 struct td_sampled *ret, struct td_error *err);

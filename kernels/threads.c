@@ -7,13 +7,14 @@
  * caller waits for claimed pieces only. */
 #include "kernels/threads.h"
 
-#include <linux/futex.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "kernels/futex.h"
 
 enum {
     CLOSED = 0xffffffffu,   /* piece number of a ticket whose fields are being written */
@@ -41,22 +42,6 @@ struct td_threads {
     struct worker worker[]; /* [count - 1] */
 };
 
-static inline void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#else
-    atomic_signal_fence(memory_order_seq_cst);
-#endif
-}
-
-static void futex_wait(_Atomic uint32_t *word, uint32_t seen) {
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
-}
-
-static void futex_wake_all(_Atomic uint32_t *word) {
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
-}
-
 /* Does pieces of the current loop until none is left. */
 static void work(struct td_threads *t, uint32_t thread) {
     for (;;) {
@@ -81,13 +66,13 @@ static void *worker_main(void *p) {
     for (;;) {
         uint32_t epoch = atomic_load_explicit(&t->epoch, memory_order_acquire);
         for (uint32_t i = 0; epoch == seen && i < SPIN; i++) {
-            relax();
+            td_relax();
             epoch = atomic_load_explicit(&t->epoch, memory_order_acquire);
         }
         if (epoch == seen) {
             atomic_fetch_add(&t->asleep, 1);
             while (atomic_load(&t->epoch) == seen)
-                futex_wait(&t->epoch, seen);
+                td_futex_wait(&t->epoch, seen, 0);
             atomic_fetch_sub(&t->asleep, 1);
             epoch = atomic_load(&t->epoch);
         }
@@ -123,7 +108,7 @@ void td_threads_destroy(struct td_threads *t) {
     if (!t) return;
     atomic_store(&t->stop, true);
     atomic_fetch_add(&t->epoch, 1);
-    futex_wake_all(&t->epoch);
+    td_futex_wake_all(&t->epoch);
     for (uint32_t i = 0; i < t->started; i++)
         pthread_join(t->worker[i].handle, NULL);
     free(t);
@@ -149,13 +134,13 @@ void td_threads_run(struct td_threads *t, td_loop_fn *fn, const void *arg, uint3
     atomic_store_explicit(&t->done, 0, memory_order_release);
     atomic_store(&t->ticket, number);
     atomic_fetch_add(&t->epoch, 1);
-    if (atomic_load(&t->asleep) != 0) futex_wake_all(&t->epoch);
+    if (atomic_load(&t->asleep) != 0) td_futex_wake_all(&t->epoch);
     work(t, 0);
     /* What is left are pieces others have claimed; they are short, but their owner may have lost
      * its core to another process. */
     for (uint32_t spins = 0; atomic_load_explicit(&t->done, memory_order_acquire) != items;) {
         if (++spins < SPIN)
-            relax();
+            td_relax();
         else
             (void)syscall(SYS_sched_yield);
     }

@@ -83,11 +83,19 @@ close:
     return st;
 }
 
+static bool lost; /* an engine with a rank that hangs */
+
+bool td_worker_engine_lost(void) {
+    return lost;
+}
+
 void td_worker_engine_close(struct td_worker_engine *w) {
     td_selections_finish(&w->selections);
     td_samplers_finish(&w->samplers);
-    td_engine_destroy(w->engine);
-    td_model_close(w->model);
+    if (td_engine_destroy(w->engine))
+        td_model_close(w->model);
+    else
+        lost = true;
     memset(w, 0, sizeof *w);
 }
 

@@ -27,6 +27,9 @@ TD_MUST_USE td_status td_worker_engine_open(struct td_worker_engine *w, struct t
                                             struct td_error *err);
 /* Zeroed and half-open ones are fine. */
 void td_worker_engine_close(struct td_worker_engine *w);
+/* An engine was left behind because a rank of it hangs. Then the process ends by _exit: what
+ * libraries do at an ordinary end may wait for that rank. */
+bool td_worker_engine_lost(void);
 
 /* A step and its samplings; tokens [n_samples], of which there are at most as many as slots or as
  * choices of one prompt. Meant for the jobs thread: it takes as long as the step takes and touches

@@ -86,16 +86,20 @@ size_t td_worker_plan_bytes(const struct td_worker_plan *p, bool host) {
 
 void td_worker_plan_text(const struct td_worker_plan *p, char *buf, size_t cap) {
     struct td_plan_row row;
+    uint32_t ranks = p->engine.ranks;
     size_t used = 0;
+    char each[24] = "";
+    if (ranks > 1) snprintf(each, sizeof each, " x %u ranks", ranks);
     buf[0] = 0;
     for (uint32_t i = 0; used < cap && td_worker_plan_row(p, i, &row); i++) {
         if (row.bytes == 0) continue;
-        int n = snprintf(buf + used, cap - used, "%-20s %14zu bytes\n", row.what, row.bytes);
+        int n = snprintf(buf + used, cap - used, "%-20s %14zu bytes%s\n", row.what, row.bytes,
+                         row.host ? "" : each);
         used += n > 0 ? (size_t)n : 0;
     }
     if (used < cap)
         snprintf(buf + used, cap - used, "%-20s %14zu bytes\n", "total",
-                 td_worker_plan_bytes(p, false) + td_worker_plan_bytes(p, true));
+                 ranks * td_worker_plan_bytes(p, false) + td_worker_plan_bytes(p, true));
 }
 
 uint32_t td_worker_plan_sequences(const struct td_worker_plan *p, uint32_t tokens) {
@@ -226,8 +230,8 @@ static td_status refuse(const struct asked *a, const struct td_worker_plan *p, u
     return td_fail(
         err, TD_NO_MEMORY,
         "weights: %.2f GB on each of %u GPU(s) and %.2f GB beside them do not fit %.2f GB "
-        "(mem_fraction %u of %.2f GB): share the weights among more GPUs%s",
-        gb(p->engine.weights), p->device.ranks, gb(rest), gb(budget(p)), p->device.fraction,
+        "(mem_fraction %u of %.2f GB): share the weights among more GPUs (tp)%s",
+        gb(p->engine.weights), p->engine.ranks, gb(rest), gb(budget(p)), p->device.fraction,
         gb(p->device.bytes),
         p->engine.weights < budget(p) ? ", or lower chunk_tokens or max_context" : "");
 }
@@ -241,7 +245,7 @@ td_status td_worker_plan(const struct td_model *model, const struct td_engine_op
     if (device->bytes == 0) {
         TD_TRY(plan_with(&a, pages, o->slots, &p, err));
     } else {
-        p.libraries = device->ranks > 1 ? (size_t)COLLECTIVES_MB * MB : 0;
+        p.libraries = o->ranks > 1 ? (size_t)COLLECTIVES_MB * MB : 0;
         TD_TRY(fill_pool(&a, o->slots, &p, &pages, err));
         if (pages < context_pages(&p)) return refuse(&a, &p, pages, err);
         if (o->pages > pages)
@@ -259,32 +263,57 @@ td_status td_worker_plan(const struct td_model *model, const struct td_engine_op
     return TD_OK;
 }
 
-/* `left` bytes of the card are free for what is planned. */
+/* What a worker's cards have for a rank: least of all, so that every rank has the same pool. */
+struct room {
+    uint64_t bytes, left;
+    uint32_t index; /* the card with least left */
+};
+
+/* Ranks that share a card share it evenly. */
+static td_status find_room(const struct td_engine_options *o, struct room *ret,
+                           struct td_error *err) {
+    uint32_t ranks = o->ranks ? o->ranks : 1;
+    struct room least = {UINT64_MAX, UINT64_MAX, 0};
+    for (uint32_t r = 0; r < ranks; r++) {
+        uint64_t bytes, left, sharing = 0;
+        TD_TRY(o->backend->memory(o->device[r], &bytes, &left, err));
+        for (uint32_t i = 0; i < ranks; i++)
+            sharing += o->device[i] == o->device[r];
+        if (bytes / sharing < least.bytes) least.bytes = bytes / sharing;
+        if (left / sharing >= least.left) continue;
+        least.left = left / sharing;
+        least.index = o->device[r];
+    }
+    *ret = least;
+    return TD_OK;
+}
+
+/* What is planned and what is free. */
 static td_status fits_beside_others(const struct td_worker_plan *p, const struct td_config *c,
-                                    uint64_t left, struct td_error *err) {
+                                    const struct room *room, struct td_error *err) {
     uint64_t need = td_worker_plan_bytes(p, false) - p->context; /* it is there by now */
-    if (need <= left) return TD_OK;
+    if (need <= room->left) return TD_OK;
     const char *what = c->pool_pages ? "lower pool_pages, or " : "";
     return td_fail(err, TD_NO_MEMORY,
                    "%s:%u: the plan takes %.2f GB, but %.2f GB of %.2f GB are free beside other "
                    "processes: %sset mem_fraction to at most %llu, or end them",
-                   p->options.backend->name, p->options.device[0], gb(need), gb(left),
+                   p->options.backend->name, room->index, gb(need), gb(room->left),
                    gb(p->device.bytes), what,
-                   (unsigned long long)((left + p->context) * 100 / p->device.bytes));
+                   (unsigned long long)((room->left + p->context) * 100 / p->device.bytes));
 }
 
 td_status td_worker_plan_card(const struct td_model *model, const struct td_config *c,
                               struct td_engine_options *o, struct td_error *err) {
-    struct td_plan_device device = {.fraction = (uint32_t)c->mem_fraction, .ranks = 1};
     struct td_worker_plan p;
-    uint64_t left;
+    struct room room;
     if (!o->backend->memory) return TD_OK;
-    TD_TRY(o->backend->memory(o->device[0], &device.bytes, &left, err));
+    TD_TRY(find_room(o, &room, err));
+    struct td_plan_device device = {.bytes = room.bytes, .fraction = (uint32_t)c->mem_fraction};
     struct td_engine_options asked = *o;
     asked.pages = (uint32_t)c->pool_pages;
     TD_TRY(
         td_worker_plan(model, &asked, &device, c->slab_bytes, 0, c->grammar_mask_bytes, &p, err));
-    TD_TRY(fits_beside_others(&p, c, left, err));
+    TD_TRY(fits_beside_others(&p, c, &room, err));
     *o = p.options;
     return TD_OK;
 }

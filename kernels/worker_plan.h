@@ -6,11 +6,10 @@
 
 #include "kernels/engine.h"
 
-/* A device's memory, of each of `ranks` GPUs that share the weights; zeros: the host, no limit. */
+/* A rank's device; zeros: the host, no limit. */
 struct td_plan_device {
     uint64_t bytes;    /* of the card */
     uint32_t fraction; /* percent of it that may be planned with */
-    uint32_t ranks;
 };
 
 /* A CUDA device as planning sees it; also in builds without CUDA. */
@@ -19,7 +18,7 @@ const struct td_backend *td_worker_plan_cuda(void);
 struct td_worker_plan {
     struct td_engine_options options; /* pages as planned */
     struct td_kv_layout layout;
-    struct td_engine_memory engine;
+    struct td_engine_memory engine;        /* of each rank, and of the host */
     size_t sampling, grammars, selections; /* of the host; grammars: at most */
     size_t slab_bytes, slabs;              /* one; all of the role, of the host */
     size_t context, graphs, libraries;     /* of a device beside the engine: see worker_plan.c */
@@ -29,16 +28,18 @@ struct td_worker_plan {
 /* Sets the lines of what a device's process holds beside its engine, by `options`. */
 void td_worker_plan_beside(struct td_worker_plan *p, uint32_t layers);
 
-/* Line i of the plan, without the total; false past the last. `host`: not on the device. */
+/* Line i of the plan, without the total; false past the last. `host`: of the worker's host; else of
+ * each rank's device. */
 struct td_plan_row {
     const char *what;
     size_t bytes;
     bool host;
 };
 bool td_worker_plan_row(const struct td_worker_plan *p, uint32_t i, struct td_plan_row *ret);
-/* Sums of the lines. */
+/* Sums of the lines: of the host, or of one rank's device. */
 size_t td_worker_plan_bytes(const struct td_worker_plan *p, bool host);
-/* All lines as "what   bytes", then the total, into `buf` [cap]. */
+/* All lines as "what   bytes", with " x N ranks" where each has so much, then the total, into `buf`
+ * [cap]. */
 void td_worker_plan_text(const struct td_worker_plan *p, char *buf, size_t cap);
 
 /* Plans a worker that takes `slabs` slabs of at least `slab_bytes` and keeps `mask_bytes` of masks.
@@ -51,9 +52,10 @@ TD_MUST_USE td_status td_worker_plan(const struct td_model *model,
                                      uint32_t slabs, uint64_t mask_bytes,
                                      struct td_worker_plan *ret, struct td_error *err);
 
-/* At a worker's start: plans for the card that the options name, with mem_fraction of it, and gives
- * the pool what is left unless pool_pages says how many. What does not fit the plan, or fits it but
- * not beside what others have taken, is refused as above. Nothing to do on the CPU. */
+/* At a worker's start: plans for the cards that the options name, by the one with least room, with
+ * mem_fraction of it, and gives the pool what is left unless pool_pages says how many. What does
+ * not fit the plan, or fits it but not beside what others have taken, is refused as above. Nothing
+ * to do on the CPU. */
 TD_MUST_USE td_status td_worker_plan_card(const struct td_model *model, const struct td_config *c,
                                           struct td_engine_options *o, struct td_error *err);
 

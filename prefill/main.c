@@ -1,7 +1,9 @@
 /* tandem-prefill: options, then the worker. Everything else is in the library. */
 #include <stdio.h>
+#include <unistd.h>
 
 #include "common/base/log.h"
+#include "kernels/worker_engine.h"
 #include "prefill/worker.h"
 #include "proto/worker_host.h"
 
@@ -23,5 +25,7 @@ int main(int argc, char **argv) {
         st = td_prefill_worker_run(&args, &err);
     }
     if (st != TD_OK) fprintf(stderr, "tandem-prefill: %s\n", err.text);
-    return td_role_exit(st);
+    int code = td_role_exit(st);
+    if (td_worker_engine_lost()) _exit(code);
+    return code;
 }

@@ -133,9 +133,9 @@ static int option(int o, struct arguments *a) {
                    : usage("--memory: expected 1 to 4096 GB, found ", optarg);
     case 'n':
         a->gpus = (uint32_t)strtoul(optarg, &end, 10);
-        return !*end && a->gpus >= 1 && a->gpus <= 64
+        return !*end && a->gpus >= 1 && a->gpus <= TD_MAX_RANKS && !(a->gpus & (a->gpus - 1))
                    ? TD_EXIT_OK
-                   : usage("--gpus: expected 1 to 64, found ", optarg);
+                   : usage("--gpus: expected 1, 2, 4 or 8, found ", optarg);
     case 'r':
         a->prefill = strcmp(optarg, "prefill") == 0;
         a->decode = strcmp(optarg, "decode") == 0;
@@ -206,12 +206,14 @@ static td_status settings(const struct arguments *a, const char *role, struct td
 static void print_rows(const struct td_worker_plan *p) {
     bool device = p->device.bytes != 0;
     struct td_plan_row row;
+    char each[24] = "";
+    if (p->engine.ranks > 1) snprintf(each, sizeof each, " x %u ranks", p->engine.ranks);
     for (int host = 0; host < 2; host++) {
         if (device) printf(host ? "  of the host:\n" : "  of each GPU:\n");
         for (uint32_t i = 0; td_worker_plan_row(p, i, &row); i++)
             if (row.host == host && (device || row.bytes != 0))
-                printf("  %-22s %16zu bytes  %9.3f GB\n", row.what, row.bytes,
-                       (double)row.bytes / 1e9);
+                printf("  %-22s %16zu bytes  %9.3f GB%s\n", row.what, row.bytes,
+                       (double)row.bytes / 1e9, host || device ? "" : each);
         size_t sum = td_worker_plan_bytes(p, host);
         if (device) printf("  %-22s %16zu bytes  %9.3f GB\n", "sum", sum, (double)sum / 1e9);
     }
@@ -221,7 +223,8 @@ static void print_rows(const struct td_worker_plan *p) {
                (size_t)(p->device.bytes - sum), (double)(p->device.bytes - sum) / 1e9,
                p->device.fraction);
     else
-        printf("  %-22s %16zu bytes\n", "total", sum + td_worker_plan_bytes(p, true));
+        printf("  %-22s %16zu bytes\n", "total",
+               p->engine.ranks * sum + td_worker_plan_bytes(p, true));
 }
 
 static void print_table(const struct td_worker_plan *p) {

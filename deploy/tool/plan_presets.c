@@ -95,7 +95,7 @@ static td_status model_in_numbers(struct shown *s, struct td_error *err) {
     const struct td_model_config *c = &s->model;
     const struct td_kv_layout *kv = &s->decode.plan.layout;
     struct td_model *model;
-    TD_TRY(td_model_outline(c, s->format, 1, &model, err));
+    TD_TRY(td_model_outline(c, s->format, &model, err));
     s->m = (struct td_forecast_model){.layers = c->layers,
                                       .csa_layers = kv->csa_layers,
                                       .hca_layers = kv->hca_layers,

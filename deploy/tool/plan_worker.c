@@ -9,12 +9,11 @@ td_status td_plan_worker(const struct td_plan_asked *a, struct td_worker_plan *r
     struct td_model *model = NULL;
     struct td_engine_options o;
     td_status st;
-    const struct td_plan_device device = {
-        .bytes = a->memory, .fraction = (uint32_t)c.mem_fraction, .ranks = a->ranks};
-    /* the device is planned with, not looked for; and what is planned is one rank with its share */
+    const struct td_plan_device device = {.bytes = a->memory, .fraction = (uint32_t)c.mem_fraction};
+    /* the device is planned with, not looked for */
     snprintf(c.device, sizeof c.device, "cpu");
-    c.tp = 1;
-    TD_TRY(td_model_outline(a->model, a->format, a->ranks, &model, err));
+    c.tp = a->ranks;
+    TD_TRY(td_model_outline(a->model, a->format, &model, err));
     TD_TRY_GOTO(td_engine_options_from(&c, &model->config, &o, err), close);
     if (device.bytes) {
         o.backend = td_worker_plan_cuda();

@@ -114,6 +114,13 @@ static td_status cuda_memory(uint32_t index, uint64_t *ret_bytes, uint64_t *ret_
     return TD_OK;
 }
 
+static void cuda_pci(uint32_t index, char *buf, size_t cap) {
+    if (find(index, NULL) == TD_OK && cudaDeviceGetPCIBusId(buf, (int)cap, (int)index) == cudaSuccess)
+        return;
+    cudaGetLastError();
+    buf[0] = 0;
+}
+
 /* ---- memory ---- */
 
 static td_status cuda_take(struct td_device *d, size_t bytes, const char *what, void **ret,
@@ -194,22 +201,29 @@ static td_status cuda_wait(struct td_device *d, enum td_lane lane, struct td_err
 
 enum { FILL_THREADS = 256 };
 
-static __global__ void fill_words(struct td_random r, uint8_t *to, size_t bytes) {
-    size_t i = (size_t)blockIdx.x * FILL_THREADS + threadIdx.x;
-    if (8 * i >= bytes) return;
-    uint64_t word = td_random_word(&r, i);
-    if (8 * i + 8 <= bytes)
-        ((uint64_t *)(void *)to)[i] = word;
-    else
-        for (size_t k = 0; 8 * i + k < bytes; k++)
-            to[8 * i + k] = (uint8_t)(word >> 8 * k);
+/* Byte i of the tensor. */
+static __device__ uint8_t random_byte(const struct td_random *r, size_t i) {
+    return (uint8_t)(td_random_word(r, i / 8) >> 8 * (i % 8));
 }
 
-static void cuda_fill(struct td_device *d, const struct td_random *r, void *to, size_t bytes) {
-    uint32_t blocks = td_ceil(bytes, 8 * FILL_THREADS);
+/* 8 bytes a thread: one word of the tensor where pieces begin and end with words, else bytes. */
+static __global__ void fill_words(struct td_random r, struct td_fill f) {
+    uint8_t *to = (uint8_t *)f.to;
+    size_t at = 8 * ((size_t)blockIdx.x * FILL_THREADS + threadIdx.x), bytes = f.width * f.rows;
+    bool words = (f.from | (f.rows > 1 ? f.width | f.pitch : 0)) % 8 == 0;
+    if (words && at + 8 <= bytes) {
+        size_t from = f.from + at / f.width * f.pitch + at % f.width;
+        *(uint64_t *)(void *)(to + at) = td_random_word(&r, from / 8);
+    } else {
+        for (size_t i = at; i < at + 8 && i < bytes; i++)
+            to[i] = random_byte(&r, f.from + i / f.width * f.pitch + i % f.width);
+    }
+}
+
+static void cuda_fill(struct td_device *d, const struct td_random *r, const struct td_fill *f) {
+    uint32_t blocks = td_ceil(f->width * f->rows, 8 * FILL_THREADS);
     note(&td_cuda_of(d)->fault[TD_LANE_STEP], cudaSetDevice(td_cuda_of(d)->index), "a tensor");
-    if (bytes)
-        TD_LAUNCH(d, "a tensor", fill_words, blocks, FILL_THREADS, 0, *r, (uint8_t *)to, bytes);
+    if (blocks) TD_LAUNCH(d, "a tensor", fill_words, blocks, FILL_THREADS, 0, *r, *f);
 }
 
 /* ---- recordings ---- */
@@ -348,6 +362,7 @@ const struct td_backend td_backend_cuda = {
     .sum = TD_FAST(sum),
     .ops = cuda_ops,
     .index_workspace = cuda_index_workspace,
+    .pci = cuda_pci,
     .describe = cuda_describe,
 };
 }

@@ -218,50 +218,15 @@ close_model:
 
 /* ---- without files ---- */
 
-static td_status divides(uint32_t v, uint32_t ranks, const char *what, struct td_error *err) {
-    if (ranks > 0 && v % ranks == 0) return TD_OK;
-    return td_fail(err, TD_CONFIG, "%u GPUs: expected a divisor of the model's %u %s", ranks, v,
-                   what);
-}
-
-/* What every rank holds whole though it was asked for by a share's numbers. */
-static void keep_whole(struct td_model *m, uint32_t ranks, struct td_binder *b) {
-    struct td_model_config *c = &m->config;
-    for (uint32_t l = 0; l < c->layers; l++) {
-        struct td_layer_weights *w = &m->layer[l];
-        b->bytes += (ranks - 1) * td_weight_data_bytes(&w->gate);
-        w->gate.rows *= ranks;
-        if (w->tid2eid) {
-            b->bytes += (size_t)(ranks - 1) * c->vocab * c->experts_per_token * sizeof *w->tid2eid;
-        } else {
-            b->bytes += (ranks - 1) * td_weight_data_bytes(&w->gate_bias);
-            w->gate_bias.cols *= ranks;
-        }
-    }
-    c->vocab *= ranks; /* ids are of all, logits are gathered */
-}
-
 /* `b` says which weights there are. */
-static td_status model_without_files(const struct td_model_config *config, uint32_t ranks,
-                                     struct td_binder *b, struct td_model **ret) {
+static td_status model_without_files(const struct td_model_config *config, struct td_binder *b,
+                                     struct td_model **ret) {
     struct td_error *err = b->err;
     struct td_model *m = calloc(1, sizeof *m);
     if (!m) return td_fail(err, TD_NO_MEMORY, "no memory for the outline of a model");
     struct td_model_config *c = &m->config;
-    const struct {
-        uint32_t *v;
-        const char *what;
-    } cut[] = {{&c->heads, "heads"},
-               {&c->o_groups, "output groups"},
-               {&c->index_heads, "index heads"},
-               {&c->experts, "experts"},
-               {&c->vocab, "tokens of its vocabulary"}};
     td_status st;
     m->config = *config;
-    for (size_t i = 0; i < sizeof cut / sizeof cut[0]; i++) {
-        TD_TRY_GOTO(divides(*cut[i].v, ranks, cut[i].what, err), close_model);
-        *cut[i].v /= ranks;
-    }
     if (b->random) {
         size_t n = (size_t)c->hash_layers * c->vocab * c->experts_per_token;
         m->ids = b->ids = calloc(n + 1, sizeof *m->ids);
@@ -271,7 +236,6 @@ static td_status model_without_files(const struct td_model_config *config, uint3
         }
     }
     TD_TRY_GOTO(bind_model(b, m), close_model);
-    keep_whole(m, ranks, b);
     m->config.quantised = b->quantised;
     m->bytes = b->bytes;
     m->fingerprint = hash_config(c, TD_HASH_START);
@@ -283,9 +247,9 @@ close_model:
 }
 
 td_status td_model_outline(const struct td_model_config *config, enum td_outline kind,
-                           uint32_t ranks, struct td_model **ret, struct td_error *err) {
+                           struct td_model **ret, struct td_error *err) {
     struct td_binder b = {.kind = kind, .err = err};
-    return model_without_files(config, ranks, &b, ret);
+    return model_without_files(config, &b, ret);
 }
 
 td_status td_model_random(const struct td_model_config *config, enum td_outline kind, uint64_t seed,
@@ -297,7 +261,7 @@ td_status td_model_random(const struct td_model_config *config, enum td_outline 
                        "random weights: 4-bit experts take inputs in groups of %d, and the model's "
                        "have %u and %u: expected multiples, or random.format = bf16",
                        GROUP, config->hidden, config->expert_inner);
-    TD_TRY(model_without_files(config, 1, &b, ret));
+    TD_TRY(model_without_files(config, &b, ret));
     const uint64_t of[] = {(uint64_t)kind, seed};
     (*ret)->fingerprint = td_hash_more((*ret)->fingerprint, of, sizeof of);
     return TD_OK;

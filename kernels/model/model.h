@@ -94,12 +94,9 @@ TD_MUST_USE td_status td_model_parse(const char *name, const struct td_model_con
 TD_MUST_USE td_status td_model_nvfp4_inputs(const struct td_model *m, struct td_error *err);
 /* What a checkpoint of `config` holds when nothing but config.json is there: format and shape of
  * every weight, `data` NULL; `bytes` is what its tensors take, drafts aside. Not to compute with.
- * With `ranks` > 1 one rank's share: heads, output groups, index heads, experts and the rows of
- * embedding and head are divided (each must be divisible), all else is whole on every rank; the
- * configuration has the share's numbers, but the whole vocabulary. */
+ */
 TD_MUST_USE td_status td_model_outline(const struct td_model_config *config, enum td_outline kind,
-                                       uint32_t ranks, struct td_model **ret,
-                                       struct td_error *err);
+                                       struct td_model **ret, struct td_error *err);
 /* The same with weights to compute with: every tensor is a function of its name and the seed
  * (random.h). */
 TD_MUST_USE td_status td_model_random(const struct td_model_config *config, enum td_outline kind,

@@ -80,7 +80,7 @@ static void row_random(const struct td_weight *w, uint32_t r, float *ret) {
 void td_weight_row(const struct td_weight *w, uint32_t r, float *ret) {
     assert(r < w->rows);
     if (w->random) {
-        row_random(w, r, ret);
+        row_random(w, w->random_row + r, ret);
         return;
     }
     switch (w->format) {
@@ -129,6 +129,7 @@ struct td_weight td_weight_rows(const struct td_weight *w, uint32_t first, uint3
     struct td_weight part = *w;
     size_t unit = w->format == TD_W_F32 ? 4 : 2;
     part.rows = rows;
-    part.data = (const uint8_t *)w->data + (size_t)first * w->cols * unit;
+    part.random_row += first;
+    if (w->data) part.data = (const uint8_t *)w->data + (size_t)first * w->cols * unit;
     return part;
 }

@@ -30,10 +30,11 @@ struct td_weight {
     enum td_weight_format format;
     uint32_t rows, cols; /* [out, in]; a vector has rows == 1 */
     enum td_random_kind random_kind;
-    uint64_t random;   /* 0, or the key its bytes are computed from: then it has none */
-    const void *data;  /* element-aligned at most; little-endian */
-    const void *scale; /* NULL when the format has none */
-    float scale2;      /* NVFP4: weight_scale_2 */
+    uint64_t random;     /* 0, or the key its bytes are computed from: then it has none */
+    uint32_t random_row; /* of the tensor that is computed: row 0 of this one */
+    const void *data;    /* element-aligned at most; little-endian */
+    const void *scale;   /* NULL when the format has none */
+    float scale2;        /* NVFP4: weight_scale_2 */
     float input_scale; /* NVFP4: calibrated activation scale, for rounded activations alone; 0: the
                           checkpoint has none */
 };

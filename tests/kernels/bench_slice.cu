@@ -53,7 +53,7 @@ static double now(void) {
 
 static uint64_t free_bytes(void) {
     uint64_t all, left;
-    ok(options.backend->memory(options.device, &all, &left, &err));
+    ok(options.backend->memory(options.device[0], &all, &left, &err));
     return left;
 }
 
@@ -360,12 +360,11 @@ static void plan(void) {
     struct td_worker_plan p;
     uint64_t left;
     char text[2048];
-    ok(options.backend->memory(options.device, &card.bytes, &left, &err));
+    ok(options.backend->memory(options.device[0], &card.bytes, &left, &err));
     printf("card %llu bytes, %llu taken by the context and others\n",
            (unsigned long long)card.bytes, (unsigned long long)(card.bytes - left));
     ok(td_worker_plan_card(model, &config, &options, &err));
     card.fraction = (uint32_t)config.mem_fraction;
-    card.ranks = 1;
     ok(td_worker_plan(model, &options, &card, config.slab_bytes, 0, 0, &p, &err));
     td_worker_plan_text(&p, text, sizeof text);
     printf("%splanned on the device: %zu bytes, %u pages\n", text, td_worker_plan_bytes(&p, false),

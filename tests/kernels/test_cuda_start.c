@@ -186,7 +186,8 @@ static void filled_as_on_the_host(void **state) {
                 struct td_random r = td_random_of(&w, scale);
                 void *memory, *mine = td_test_bytes(n), *there = td_test_bytes(n);
                 ok(TD_TEST_BACKEND.take(&d, n, "a tensor", &memory, &err));
-                TD_TEST_BACKEND.fill(&d, &r, memory, n);
+                struct td_fill whole = {memory, 0, n, 1, n};
+                TD_TEST_BACKEND.fill(&d, &r, &whole);
                 td_download(&d, there, memory, n);
                 ok(TD_TEST_BACKEND.wait(&d, TD_LANE_STEP, &err));
                 td_random_bytes(&r, 0, n, mine);
@@ -196,6 +197,35 @@ static void filled_as_on_the_host(void **state) {
                 free(there);
             }
         }
+    TD_TEST_BACKEND.close(&d);
+}
+
+/* Parts of rows, of whole words and not: the bytes that the whole tensor has there. */
+static void parts_are_the_whole_s(void **state) {
+    (void)state;
+    static const struct td_fill part[] = {{NULL, 64, 128, 5, 512},   {NULL, 3, 7, 9, 13},
+                                          {NULL, 8, 12, 6, 24},      {NULL, 5, 1000, 1, 1000},
+                                          {NULL, 16, 1001, 1, 1001}, {NULL, 4, 8, 3, 16}};
+    struct td_device d = {0};
+    struct td_weight w = {.format = TD_W_BF16, .rows = 64, .cols = 96};
+    td_random_weight(77, "layers.1.attn.wq_a", &w);
+    struct td_random r = td_random_of(&w, false);
+    ok(TD_TEST_BACKEND.open(&d, 0, &err));
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+        struct td_fill f = part[i];
+        size_t n = f.width * f.rows;
+        uint8_t *mine = td_test_bytes(n), *there = td_test_bytes(n);
+        ok(TD_TEST_BACKEND.take(&d, n, "a tensor", &f.to, &err));
+        TD_TEST_BACKEND.fill(&d, &r, &f);
+        td_download(&d, there, f.to, n);
+        ok(TD_TEST_BACKEND.wait(&d, TD_LANE_STEP, &err));
+        for (size_t row = 0; row < f.rows; row++)
+            td_random_bytes(&r, f.from + row * f.pitch, f.width, mine + row * f.width);
+        td_test_same("bytes", mine, there, n);
+        TD_TEST_BACKEND.give(&d, f.to, n);
+        free(mine);
+        free(there);
+    }
     TD_TEST_BACKEND.close(&d);
 }
 
@@ -258,9 +288,13 @@ static void nothing_is_taken_after_start(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_number_of_rows_has_one), cmocka_unit_test(replayed_plain_steps),
-        cmocka_unit_test(replayed_fast_steps),          cmocka_unit_test(launches_are_counted),
-        cmocka_unit_test(filled_as_on_the_host),        cmocka_unit_test(same_model_anywhere),
+        cmocka_unit_test(every_number_of_rows_has_one),
+        cmocka_unit_test(replayed_plain_steps),
+        cmocka_unit_test(replayed_fast_steps),
+        cmocka_unit_test(launches_are_counted),
+        cmocka_unit_test(filled_as_on_the_host),
+        cmocka_unit_test(parts_are_the_whole_s),
+        cmocka_unit_test(same_model_anywhere),
         cmocka_unit_test(nothing_is_taken_after_start),
     };
     if (!td_test_has(&TD_TEST_BACKEND)) return 77;

@@ -17,17 +17,23 @@
 
 extern const struct td_backend TD_TEST_BACKEND;
 
-enum { PAGES = 3, SLOTS = 3, POISON = 0xA5, LAYERS = 8 };
+enum { PAGES = 3, SLOTS = 3, POISON = 0xA5, LAYERS = 8, RANKS = 2 };
 static const struct td_kv_ticket ticket = {225, 77};
 
-/* A pool and slots on the host and the same on the device. */
-struct both {
+/* What a rank has on its device. */
+struct rank {
     struct td_device d;
-    struct td_kv_layout l;
     struct td_kv_staging s;
-    uint8_t *pool, *slots;         /* host */
-    uint8_t *on_device, *slots_on; /* device */
-    uint8_t *want, *found;         /* blocks */
+    uint8_t *pool, *slots;
+};
+
+/* A pool and slots on the host and the same on every rank's device. */
+struct both {
+    struct td_kv_layout l;
+    struct rank rank[RANKS];
+    struct td_kv_stagings all; /* of the ranks */
+    uint8_t *pool, *slots;     /* host */
+    uint8_t *want, *found;     /* blocks */
     size_t cap;
 };
 
@@ -45,38 +51,49 @@ static void copy(struct td_device *d, bool down, void *there, void *here, size_t
 }
 
 static void upload_all(struct both *b) {
-    copy(&b->d, false, b->on_device, b->pool, b->l.pool_bytes);
-    copy(&b->d, false, b->slots_on, b->slots, b->l.slot_bytes * SLOTS);
+    for (int r = 0; r < RANKS; r++) {
+        copy(&b->rank[r].d, false, b->rank[r].pool, b->pool, b->l.pool_bytes);
+        copy(&b->rank[r].d, false, b->rank[r].slots, b->slots, b->l.slot_bytes * SLOTS);
+    }
 }
 
-/* The device's pool and slots are the host's. */
+/* The devices' pools and slots are the host's. */
 static void same_state(struct both *b) {
     uint8_t *pool = td_test_bytes(b->l.pool_bytes), *slots = td_test_bytes(b->l.slot_bytes * SLOTS);
-    copy(&b->d, true, b->on_device, pool, b->l.pool_bytes);
-    copy(&b->d, true, b->slots_on, slots, b->l.slot_bytes * SLOTS);
-    td_test_same("pool", b->pool, pool, b->l.pool_bytes);
-    td_test_same("slots", b->slots, slots, b->l.slot_bytes * SLOTS);
+    for (int r = 0; r < RANKS; r++) {
+        copy(&b->rank[r].d, true, b->rank[r].pool, pool, b->l.pool_bytes);
+        copy(&b->rank[r].d, true, b->rank[r].slots, slots, b->l.slot_bytes * SLOTS);
+        td_test_same("pool", b->pool, pool, b->l.pool_bytes);
+        td_test_same("slots", b->slots, slots, b->l.slot_bytes * SLOTS);
+    }
     free(pool);
     free(slots);
+}
+
+static void setup_rank(struct both *b, struct rank *r) {
+    struct td_error err;
+    void *pool, *slots;
+    assert_int_equal(TD_TEST_BACKEND.open(&r->d, 0, &err), TD_OK);
+    td_kv_staging_plan(&r->s, &r->d, &b->l);
+    const struct td_backend *k = r->d.backend;
+    assert_int_equal(k->take(&r->d, b->l.pool_bytes, "pool", &pool, &err), TD_OK);
+    assert_int_equal(k->take(&r->d, b->l.slot_bytes * SLOTS, "slots", &slots, &err), TD_OK);
+    r->pool = pool;
+    r->slots = slots;
+    assert_int_equal(td_kv_staging_take(&r->s, pool, slots, &err), TD_OK);
+    assert_int_equal(r->d.taken, b->l.pool_bytes + b->l.slot_bytes * SLOTS + r->s.device_bytes);
+    r->d.sealed = true;
+    assert_int_equal(k->wait(&r->d, TD_LANE_STEP, &err), TD_OK);
+    b->all.rank[b->all.n++] = &r->s;
 }
 
 static void setup(struct both *b, enum td_kv_row_dtype row, enum td_kv_key_dtype key) {
     static const uint8_t ratio[LAYERS] = {0, 4, 128, 4, 128, 128, 128, 128};
     struct td_error err;
-    void *pool, *slots;
     *b = (struct both){0};
     assert_int_equal(td_kv_layout_init(&b->l, LAYERS, ratio, row, key, PAGES, 9, &err), TD_OK);
-    assert_int_equal(TD_TEST_BACKEND.open(&b->d, 0, &err), TD_OK);
-    td_kv_staging_plan(&b->s, &b->d, &b->l);
-    const struct td_backend *k = b->d.backend;
-    assert_int_equal(k->take(&b->d, b->l.pool_bytes, "pool", &pool, &err), TD_OK);
-    assert_int_equal(k->take(&b->d, b->l.slot_bytes * SLOTS, "slots", &slots, &err), TD_OK);
-    b->on_device = pool;
-    b->slots_on = slots;
-    assert_int_equal(td_kv_staging_take(&b->s, pool, slots, &err), TD_OK);
-    assert_int_equal(b->d.taken, b->l.pool_bytes + b->l.slot_bytes * SLOTS + b->s.device_bytes);
-    b->d.sealed = true;
-    assert_int_equal(k->wait(&b->d, TD_LANE_STEP, &err), TD_OK);
+    for (int r = 0; r < RANKS; r++)
+        setup_rank(b, &b->rank[r]);
     size_t page = td_kv_page_block_bytes_max(&b->l);
     b->cap = td_kv_slot_block_bytes_max(&b->l);
     b->cap = b->cap > page ? b->cap : page;
@@ -91,12 +108,14 @@ static void setup(struct both *b, enum td_kv_row_dtype row, enum td_kv_key_dtype
 }
 
 static void finish(struct both *b) {
-    size_t taken = b->l.pool_bytes + b->l.slot_bytes * SLOTS;
-    td_kv_staging_finish(&b->s);
-    b->d.backend->give(&b->d, b->on_device, b->l.pool_bytes);
-    b->d.backend->give(&b->d, b->slots_on, taken - b->l.pool_bytes);
-    assert_int_equal(b->d.taken, 0);
-    b->d.backend->close(&b->d);
+    for (int i = 0; i < RANKS; i++) {
+        struct rank *r = &b->rank[i];
+        td_kv_staging_finish(&r->s);
+        r->d.backend->give(&r->d, r->pool, b->l.pool_bytes);
+        r->d.backend->give(&r->d, r->slots, b->l.slot_bytes * SLOTS);
+        assert_int_equal(r->d.taken, 0);
+        r->d.backend->close(&r->d);
+    }
     free(b->pool);
     free(b->slots);
     free(b->want);
@@ -126,14 +145,15 @@ static void pack(struct both *b, struct td_kv_place from, uint32_t index, uint32
                        : td_kv_pack_slot(&b->l, b->slots + b->l.slot_bytes * from.number, ticket, n,
                                          b->want, b->cap, ret_len, &h[0], &err);
     assert_int_equal(st, TD_OK);
-    st = td_kv_staging_pack(&b->s, from, ticket, index, n, b->found, b->cap, &len, &h[1], &err);
+    st = td_kv_staging_pack(&b->rank[index % RANKS].s, from, ticket, index, n, b->found, b->cap,
+                            &len, &h[1], &err);
     if (st != TD_OK) fail_msg("%s", err.text);
     assert_int_equal(len, *ret_len);
     td_test_same("header", &h[0], &h[1], sizeof h[0]);
     td_test_same("block", b->want, b->found, b->cap);
-    assert_int_equal(
-        td_kv_staging_pack(&b->s, from, ticket, index, n, b->found, len - 1, &len, NULL, &err),
-        TD_TOO_LONG);
+    assert_int_equal(td_kv_staging_pack(&b->rank[index % RANKS].s, from, ticket, index, n, b->found,
+                                        len - 1, &len, NULL, &err),
+                     TD_TOO_LONG);
 }
 
 /* Packs on both, and unpacks to another place on both. */
@@ -144,7 +164,8 @@ static void there(struct both *b, struct td_kv_place from, struct td_kv_place to
     size_t len;
     pack(b, from, index, n, &len);
     assert_int_equal(unpack_host(b, len, prompt, index, to, &h[0], &err), TD_OK);
-    if (td_kv_staging_unpack(&b->s, b->want, len, ticket, prompt, index, to, &h[1], &err) != TD_OK)
+    if (td_kv_staging_unpack(&b->all, b->want, len, ticket, prompt, index, to, &h[1], &err) !=
+        TD_OK)
         fail_msg("%s", err.text);
     td_test_same("header", &h[0], &h[1], sizeof h[0]);
 }
@@ -198,19 +219,19 @@ static void test_damage(void **state) {
             free(b.slots);
             b.pool = pool;
             b.slots = slots;
-            assert_int_equal(
-                td_kv_staging_unpack(&b.s, b.want, len, ticket, n, index, place[i], NULL, &err[1]),
-                TD_CORRUPT);
+            assert_int_equal(td_kv_staging_unpack(&b.all, b.want, len, ticket, n, index, place[i],
+                                                  NULL, &err[1]),
+                             TD_CORRUPT);
             assert_string_equal(err[0].text, err[1].text);
             assert_non_null(strstr(err[1].text, td_kv_family_name(f)));
             b.want[byte] ^= bit;
         }
-        assert_int_equal(
-            td_kv_staging_unpack(&b.s, b.want, len - 4, ticket, n, index, place[i], NULL, &err[1]),
-            TD_CORRUPT);
+        assert_int_equal(td_kv_staging_unpack(&b.all, b.want, len - 4, ticket, n, index, place[i],
+                                              NULL, &err[1]),
+                         TD_CORRUPT);
         b.want[40] ^= 1;
         assert_int_equal(
-            td_kv_staging_unpack(&b.s, b.want, len, ticket, n, index, place[i], NULL, &err[1]),
+            td_kv_staging_unpack(&b.all, b.want, len, ticket, n, index, place[i], NULL, &err[1]),
             TD_CORRUPT);
     }
     same_state(&b);
@@ -222,9 +243,9 @@ static void test_copies(void **state) {
     struct both b;
     struct td_error err;
     setup(&b, TD_KV_ROW_FP8, TD_KV_KEY_FP8);
-    assert_int_equal(td_kv_staging_copy_page(&b.s, 2, 0, &err), TD_OK);
+    assert_int_equal(td_kv_staging_copy_page(&b.all, 2, 0, &err), TD_OK);
     td_kv_copy_page(&b.l, b.pool, 2, 0);
-    assert_int_equal(td_kv_staging_copy_slot(&b.s, 0, 2, &err), TD_OK);
+    assert_int_equal(td_kv_staging_copy_slot(&b.all, 0, 2, &err), TD_OK);
     memcpy(b.slots + 2 * b.l.slot_bytes, b.slots, b.l.slot_bytes);
     same_state(&b);
     finish(&b);
