@@ -17,7 +17,7 @@ from router_frame import MIXED, SEED, Setup, body_of, in_flight, main, raw_post,
 ROUND, THREADS = 1500, 4
 # Growth that is no leak: the allocator's arenas, one for each thread that comes along.
 GROWTH_KB = 3000
-SANITIZED = "asan" in sys.argv[1]  # keeps what was freed, and takes ten times as long
+SANITIZED = b"__asan_init" in pathlib.Path(sys.argv[1]).read_bytes()  # it keeps what was freed, and takes ten times as long
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "properties": {
     "a": {"type": "array", "items": {"enum": [1, "盐", None]}}}}}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "number"}}}}}
