@@ -102,7 +102,8 @@ static td_status detokenize(struct td_text_job *j, const json_t *root) {
     TD_TRY(td_field_array(&f, "tokens", &list));
     if (!list) return td_field_wrong(&f, "tokens", "an array of token ids");
     td_status st = TD_OK;
-    for (size_t i = 0; st == TD_OK && i < json_array_size(list); i++) {
+    uint64_t most = j->s->config->router_max_body; /* a few bytes may name a long token */
+    for (size_t i = 0; st == TD_OK && text.n <= most && i < json_array_size(list); i++) {
         const json_t *v = json_array_get(list, i);
         size_t n;
         if (json_is_integer(v) && json_integer_value(v) >= 0 && json_integer_value(v) < size) {
@@ -115,6 +116,11 @@ static td_status detokenize(struct td_text_job *j, const json_t *root) {
                                size - 1, td_request_found(v, found));
         }
     }
+    if (st == TD_OK && text.n > most)
+        st = td_api_refuse(&j->error, 400, NULL, "tokens",
+                           "tokens: their text is %zu bytes long or longer; the limit is %llu bytes, as for a "
+                           "request",
+                           text.n, (unsigned long long)most);
     td_json_open(&j->out, '{');
     td_json_key(&j->out, "prompt");
     td_json_str(&j->out, text.n ? text.p : "", text.n);

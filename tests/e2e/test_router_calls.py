@@ -212,6 +212,8 @@ def test_tokenize(s):
                               ("/detokenize", {"tokens": [1 << 30]}, "tokens"), ("/detokenize", {"tokens": "x"}, "tokens"),
                               ("/detokenize", {}, "tokens")]:
         assert post(path, 400, **body)["error"]["param"] == param
+    long = post("/detokenize", 400, tokens=[0] * 300000)["error"]  # a begin-of-sentence has 28 bytes, in two of the body
+    assert long["param"] == "tokens" and str(1 << 20) in long["message"], long
     assert post("/tokenize", 404, model="other", prompt="x")["error"]["code"] == "model_not_found"
     assert s.setup.get("/tokenize")[0] == 405
     for _ in range(20):  # clients that do not wait
