@@ -54,9 +54,14 @@ class Cluster:
             "router.thinking": "chat",
             "threads": 1,
         }
-        self.settings.update({k.replace("__", "."): v for k, v in settings.items()})
+        # A dictionary is a section: what holds for one role alone.
+        self.settings.update({k.replace("__", "."): v for k, v in settings.items() if not isinstance(v, dict)})
         self.config = self.dir / "tandem.conf"
-        self.config.write_text("".join(f"{k} = {v}\n" for k, v in self.settings.items()))
+        lines = [f"{k} = {v}\n" for k, v in self.settings.items()]
+        for role, own in settings.items():
+            if isinstance(own, dict):
+                lines += [f"[{role}]\n"] + [f"{k} = {v}\n" for k, v in own.items()]
+        self.config.write_text("".join(lines))
 
     def __enter__(self):
         r = self.tool("up", "--config", self.config, "--timeout", "120")

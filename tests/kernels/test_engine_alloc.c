@@ -1,5 +1,5 @@
 /* A step of the engine allocates nothing: not the first one after creation, not a chunk, not a
- * decode step, on no thread. This program's allocator counts; so does its mmap. */
+ * decode step, on no thread, in no rank. This program's allocator counts; so does its mmap. */
 #include "tests/kernels/engine_fixture.h"
 
 #include <errno.h>
@@ -113,8 +113,17 @@ static void ref_numerics(void **state) {
     steps(o);
 }
 
+static void ranks(void **state) {
+    (void)state;
+    struct td_engine_options o = td_test_options();
+    o.ranks = 2;
+    o.ref = true;
+    steps(o);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks),
         cmocka_unit_test(the_count_counts),
         cmocka_unit_test(plain),
         cmocka_unit_test(ref_numerics),
