@@ -31,7 +31,7 @@ void td_check_gpus(struct td_check *c);
 void td_check_limits(struct td_check *c);
 /* Settings in which processes must agree. */
 void td_check_agreement(struct td_check *c);
-/* The model: whether ranks divide it, and whether every worker's plan fits its card. */
+/* The model: whether every worker's plan is one, with its ranks, and fits its card. */
 void td_check_model(struct td_check *c);
 
 /* For those: tells a finding about `who` ("decode@0", "" for all). */

@@ -1,35 +1,12 @@
-/* The model of a configuration against its workers: ranks must divide it, plans must fit
- * (topology_check.h). */
+/* The model of a configuration against its workers: whether the planner takes their settings, ranks
+ * included, and whether what it plans fits (topology_check.h). */
 #include <string.h>
 
 #include "deploy/tool/plan_worker.h"
 #include "deploy/tool/topology_check.h"
 #include "kernels/device.h"
 
-/* Every number that ranks share evenly; whether all are divisible. */
-static bool divisible(struct td_check *c, const struct td_topology_worker *w,
-                      const struct td_model_config *m) {
-    const struct {
-        uint32_t n;
-        const char *what;
-    } shared[] = {{m->heads, "heads"},
-                  {m->o_groups, "output groups"},
-                  {m->index_heads, "index heads"},
-                  {m->experts, "experts"},
-                  {m->vocab, "tokens of its vocabulary"}};
-    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++) {
-        if (shared[i].n % w->ranks == 0) continue;
-        uint32_t fits = w->ranks;
-        while (fits > 1 && shared[i].n % fits)
-            fits /= 2;
-        td_check_say(c, TD_FINDING_ERROR, w->name,
-                     "tp = %u does not divide the model's %u %s: set tp to at most %u, and as many "
-                     "GPUs",
-                     w->ranks, shared[i].n, shared[i].what, fits);
-        return false;
-    }
-    return true;
-}
+static const double LARGEST = 4096e9; /* more than a card has */
 
 /* Of the worker's first GPU, or 0. */
 static double memory_of(const struct td_check *c, const struct td_topology_worker *w) {
@@ -47,6 +24,8 @@ static bool fits(struct td_check *c, const struct td_topology_worker *w,
     struct td_worker_plan p;
     struct td_error err;
     double memory = w->gpus ? memory_of(c, w) : 0;
+    bool known = !w->gpus || memory != 0;
+    if (!known) memory = LARGEST; /* settings are checked all the same */
     const struct td_plan_asked asked = {.config = &w->config,
                                         .model = m,
                                         .format = format,
@@ -55,7 +34,7 @@ static bool fits(struct td_check *c, const struct td_topology_worker *w,
                                         .memory = (uint64_t)memory};
     if (td_plan_worker(&asked, &p, &err) != TD_OK)
         td_check_say(c, TD_FINDING_ERROR, w->name, "%s", err.text);
-    return !w->gpus || memory != 0;
+    return known;
 }
 
 /* The units' ProtectHome= hides these, whatever the modes of files say. */
@@ -85,7 +64,7 @@ void td_check_model(struct td_check *c) {
     for (uint32_t i = 0; i < t->workers; i++) {
         const struct td_topology_worker *w = &t->worker[i];
         if (w->ranks & (w->ranks - 1)) continue; /* told where devices are */
-        if (divisible(c, w, &m)) compared &= fits(c, w, &m, format);
+        compared &= fits(c, w, &m, format);
     }
     if (!compared)
         td_check_say(c, TD_FINDING_NOTE, "",

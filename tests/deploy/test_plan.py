@@ -75,9 +75,10 @@ class TestPlan(unittest.TestCase):
         largest = re.search(r"set max_context to at most (\d+)", r.stderr)[1]
         self.fits(*args, "--set", f"max_context={largest}")
         self.fits(*args, "--set", "mem_fraction=95")
-        r = plan("--model", m, "--memory", 96, "--gpus", 3)
+        two = self.model(o_groups=2)
+        r = plan("--model", two, "--memory", 96, "--gpus", 4)
         self.assertEqual(r.returncode, 1)
-        self.assertIn("divisor", r.stderr)
+        self.assertIn("4 ranks share the model's 2 output groups", r.stderr)
 
     def test_format_of_any_revision(self):
         fp4 = self.fits("--model", self.model(), "--role", "decode")
@@ -194,7 +195,7 @@ class TestPlan(unittest.TestCase):
         self.assertNotRegex(r.stdout, r"(?m)^2\+2\+2\+2: ")
 
     def test_wrong_use(self):
-        for args, word in [(("--format", "int8"), "int8"), (("--gpus", "2"), "--memory"), (("--memory", "x"), "--memory"),
+        for args, word in [(("--format", "int8"), "int8"), (("--gpus", "2"), "--memory"), (("--gpus", "3", "--memory", "96"), "1, 2, 4 or 8"), (("--memory", "x"), "--memory"),
                            (("--role", "router"), "router"), (("here",), "here"),
                            (("--presets", "--gpus", "2", "--memory", "96"), "--presets"), (("--output", "0"), "--output"),
                            (("--floor-share", "200"), "--floor-share"), (("--link", ""), "--link"), (("--nonsense",), "unknown")]:

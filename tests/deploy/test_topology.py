@@ -194,17 +194,19 @@ class TestGpus(Topology):
         self.assertIn("GPU 6 is not there, this machine has 0 to 5", found[0][2])
 
     def test_ranks_that_do_not_divide_the_model(self):
-        for key, value, word, most in [("num_attention_heads", 4, "4 heads", 4), ("o_groups", 4, "4 output groups", 4),
-                                       ("index_n_heads", 2, "2 index heads", 2), ("n_routed_experts", 252, "252 experts", 4),
-                                       ("vocab_size", 129281, "129281 tokens", 1)]:
-            changes = {key: value}
-            if key == "num_attention_heads":
-                changes["o_groups"] = 4
-            model = self.model(key, **changes)
-            text = self.preset("4+4", "--set", f"model.dir={model}", "--set", "decode:tp=8",
-                               "--set", "decode@0:device=cuda:4,5,6,7,8,9,10,11", "--set", "prefill:tp=1",
-                               "--set", "prefill:device=cpu", "--set", "device=cpu")
-            self.finding(text, "error", "decode@0", "tp = 8", word, f"at most {most},")
+        model = self.model("two", num_attention_heads=64, o_groups=2)
+        text = self.preset("4+4", "--set", f"model.dir={model}")
+        found = self.check(text)
+        self.assertEqual([f[:2] for f in found], [("error", "prefill@0"), ("error", "decode@0")])
+        self.assertIn("4 ranks share the model's 2 output groups", found[1][2])
+        self.assertEqual(self.check(text, memory=None)[:2], found)  # also where no card is known
+        text = self.preset("2+2+2+2", "--set", f"model.dir={model}")
+        self.assertEqual(self.check(text, memory=141), [])
+
+    def test_ranks_on_the_cpu_have_a_thread_each(self):
+        text = self.preset("4+4", "--set", "device=cpu", "--set", "tp=4", "--set", "decode:threads=3", "--set",
+                           "prefill:threads=4")
+        self.finding(text, "error", "decode@0", "threads: expected one for each of 4 ranks")
 
 
 class TestLimits(Topology):

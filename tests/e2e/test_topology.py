@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A preset of `tandem topology` put on the CPU: its check finds nothing, `tandem up` starts every worker
-that the file names, each with its own section, and answers are those of a plain pair of workers.
+that the file names, each with its own section, and workers of two ranks answer as a plain pair does.
 
 usage: test_topology.py BUILD [unittest arguments]"""
 import pathlib
@@ -10,7 +10,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import cluster as e2e  # noqa: E402
 
-RANKS = 1
+RANKS = 2  # the bundled model has two output groups
 PROMPTS = [[0] + [7 + k * step % 1600 for k in range(280)] for step in (29, 31, 37)]
 
 
@@ -41,6 +41,7 @@ class TestTopology(unittest.TestCase):
             workers = {w["name"]: w for w in c.get("/v1/cluster")[1]["workers"]}
             self.assertEqual(sorted(workers), ["decode@0", "decode@1", "prefill@0", "prefill@1"])
             self.assertEqual([workers[f"decode@{i}"]["max_running"] for i in range(2)], [32, 5])
+            self.assertEqual([int(w["settings"]["tp"]) for w in workers.values()], [RANKS] * 4)
             self.assertEqual(ask(c), plain)
             c.wait_baseline()
 
