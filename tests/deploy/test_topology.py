@@ -284,7 +284,7 @@ class TestModel(Topology):
         self.assertEqual([f[:2] for f in self.check(text)], [("error", "prefill@0"), ("error", "decode@0")])
 
     def test_memory_that_nobody_told(self):
-        self.finding(self.preset(), "note", "", "--memory GB", memory=None)
+        self.finding(self.preset("4+4", "--set", "threads=1"), "note", "", "--memory GB", memory=None)
 
 
 def sysfs(root, gpus, nodes=2, known=True):
