@@ -95,6 +95,32 @@ td_status td_rank_record(struct td_rank *r, struct td_error *err) {
                                    o->max_tokens, err);
 }
 
+/* Runs of a step that outlive its caller. */
+static const struct td_run *keep_runs(struct td_engine *e, const struct td_run *runs, uint32_t n) {
+    int32_t *ids = e->run_ids;
+    uint32_t *pages = e->run_pages;
+    for (uint32_t i = 0; i < n; i++) {
+        struct td_run *r = &e->runs[i];
+        uint32_t n_pages = (runs[i].pos + runs[i].n + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+        *r = runs[i];
+        r->ids = memcpy(ids, runs[i].ids, r->n * sizeof *ids);
+        r->pages = memcpy(pages, runs[i].pages, n_pages * sizeof *pages);
+        ids += r->n;
+        pages += n_pages;
+    }
+    return e->runs;
+}
+
+/* A rank that a broken team has lost may still look at its last call. */
+static td_status run_ranks(struct td_engine *e, td_team_fn *fn, const struct td_engine_call *call,
+                           struct td_error *err) {
+    if (!td_team_broken(e->team)) {
+        e->call = *call;
+        if (e->team && call->n_runs) e->call.runs = keep_runs(e, call->runs, call->n_runs);
+    }
+    return td_team_run(e->team, fn, e, err);
+}
+
 static td_status count_launches(void *arg, uint32_t rank, struct td_error *err) {
     struct td_engine *e = arg;
     struct td_rank *r = &e->rank[rank];
@@ -114,8 +140,8 @@ td_status td_engine_launches(struct td_engine *e, uint32_t layer, uint32_t *ret,
                              struct td_error *err) {
     *ret = 0;
     if (!e->rank[0].f.device.backend->record) return TD_OK;
-    e->call = (struct td_engine_call){.layer = layer};
-    TD_TRY(td_team_run(e->team, count_launches, e, err));
+    const struct td_engine_call call = {.layer = layer};
+    TD_TRY(run_ranks(e, count_launches, &call, err));
     *ret = e->call.launches;
     return TD_OK;
 }
@@ -296,9 +322,9 @@ td_status td_engine_step(struct td_engine *e, const struct td_run *runs, uint32_
     const struct td_forward *f = &e->rank[0].f;
     uint32_t layers = e->layout.csa_layers, topk = e->o.index_topk, wanted = 0;
     TD_TRY(check_step(e, runs, n_runs, capture, err));
-    e->call = (struct td_engine_call){
+    const struct td_engine_call call = {
         .runs = runs, .n_runs = n_runs, .want_logits = ret_logits, .want_capture = capture};
-    TD_TRY(td_team_run(e->team, step_rank, e, err));
+    TD_TRY(run_ranks(e, step_rank, &call, err));
     for (uint32_t i = 0; i < n_runs; i++)
         wanted += runs[i].want_logits;
     if (ret_logits) *ret_logits = e->logits;
@@ -380,8 +406,8 @@ static td_status tap_part(struct td_engine *e, const struct td_layer_tap *tap, u
                           uint32_t n, struct td_error *err) {
     struct td_run run = {
         .slot = 0, .pos = pos, .n = n, .ids = tap->ids + pos, .pages = e->tap_pages};
-    e->call = (struct td_engine_call){.runs = &run, .n_runs = 1, .tap = tap, .pos = pos};
-    return td_team_run(e->team, tap_rank, e, err);
+    const struct td_engine_call call = {.runs = &run, .n_runs = 1, .tap = tap, .pos = pos};
+    return run_ranks(e, tap_rank, &call, err);
 }
 
 td_status td_engine_layer(struct td_engine *e, const struct td_layer_tap *tap,

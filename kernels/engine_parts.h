@@ -37,7 +37,7 @@ struct td_rank {
     struct td_error watched; /* the fault that a watched layer met */
 };
 
-/* What the ranks are to do: here, because one that hangs may look at it later. */
+/* What the ranks are to do; as it is for as long as one may look at it. */
 struct td_engine_call {
     const struct td_run *runs;
     uint32_t n_runs;
@@ -61,6 +61,10 @@ struct td_engine {
     int32_t *captured;   /* [csa_layers, max_runs, topk] */
     uint32_t *tap_pages; /* [pages of a context] identity, for td_engine_layer */
     uint8_t *slot_used;  /* [slots] of the step being checked */
+    /* Of several ranks: the step's runs, which the caller may free when one hangs. */
+    struct td_run *runs; /* [max_runs] */
+    int32_t *run_ids;    /* [max_tokens] */
+    uint32_t *run_pages; /* [max_runs * pages of a context] */
     struct td_engine_call call;
     char numerics[512];
     uint64_t numerics_id;

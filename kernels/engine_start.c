@@ -96,6 +96,12 @@ static void plan_shared(struct td_engine *e, struct td_bump *b) {
     e->logits = td_bump_take(b, (size_t)e->o.max_runs * m->vocab * sizeof *e->logits);
     if (!e->rank[0].f.device.backend->host) /* else it is read where it is */
         e->captured = td_bump_take(b, chosen * sizeof *e->captured);
+    if (e->ranks > 1) {
+        e->runs = td_bump_take(b, e->o.max_runs * sizeof *e->runs);
+        e->run_ids = td_bump_take(b, e->o.max_tokens * sizeof *e->run_ids);
+        e->run_pages =
+            td_bump_take(b, (size_t)e->o.max_runs * context_pages(e) * sizeof *e->run_pages);
+    }
     for (uint32_t i = 0; b->base && i < context_pages(e); i++)
         e->tap_pages[i] = i;
 }

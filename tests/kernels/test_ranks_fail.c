@@ -129,12 +129,16 @@ static struct td_engine *engine(uint32_t silence_ms) {
     return e;
 }
 
+/* Nothing of the caller's is there when the step is over. */
 static td_status step(struct td_engine *e, uint32_t pos, uint32_t n) {
-    static const uint32_t pages[TD_TEST_PAGES];
-    static const int32_t ids[N];
+    uint32_t *pages = td_test_bytes(TD_TEST_PAGES * sizeof *pages);
+    int32_t *ids = td_test_bytes(N * sizeof *ids);
     const float *logits;
     struct td_run run = {.pos = pos, .n = n, .ids = ids, .pages = pages, .want_logits = true};
-    return td_engine_step(e, &run, 1, &logits, NULL, &err);
+    td_status st = td_engine_step(e, &run, 1, &logits, NULL, &err);
+    free(pages);
+    free(ids);
+    return st;
 }
 
 static void says(const char *word) {
