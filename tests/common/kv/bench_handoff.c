@@ -18,7 +18,7 @@
 #include <immintrin.h>
 #endif
 
-#include "common/kv/checksum.h"
+#include "common/kv/checksum_sets.h"
 #include "common/kv/wire.h"
 
 enum { SLAB = 8 << 20, MAX_ROUNDS = 400, POOL_BYTES = 512 << 20, SLOTS = 8 };
@@ -47,10 +47,11 @@ uint64_t __wrap_td_checksum_finish(const struct td_checksum_run *r, const void *
 /* As the sums' functions copy; where they call memcpy, memcpy. */
 #ifdef __x86_64__
 #define COPY(vector, load, store, stream)                                                          \
+    const bool ask = !far && td_checksum_asks();                                                   \
     for (size_t i = 0; i < bytes; i += sizeof(vector)) {                                           \
         if (i % TD_CHECKSUM_BLOCK == 0) __builtin_prefetch(from + i + 4096);                       \
         vector w = load((const void *)(from + i));                                                 \
-        if (!far && i % 128 == 0) __builtin_prefetch(to + i + 4096, 1);                            \
+        if (ask && i % 128 == 0) __builtin_prefetch(to + i + 4096, 1);                             \
         if (far)                                                                                   \
             stream((void *)(to + i), w);                                                           \
         else                                                                                       \
