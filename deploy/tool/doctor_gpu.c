@@ -80,7 +80,7 @@ static bool ask_pair(void *arg, uint32_t i) {
     struct td_pair_facts *p = &m->pair[i];
     const struct td_gpu_facts *a = &m->gpu[p->a], *b = &m->gpu[p->b];
     struct td_error err;
-    if (!td_gpu_works(a) || !td_gpu_works(b)) return true;
+    if (!td_gpu_works(a) || !td_gpu_works(b)) return true; /* it would cost its time limit again */
     td_status st = m->probe->pair(a->index, b->index, m->bytes, m->times, &p->pair, &err);
     return answer(&p->asked, st, &err);
 }

@@ -122,13 +122,10 @@ void td_model_look(const char *dir, bool random, struct td_model_facts *f) {
     td_tokenizer_destroy(t);
     if (random) return;
     if (list_shards(f, &f->index) == TD_OK) f->index.status = TD_OK;
-    bool all = f->shards > 0;
-    for (size_t i = 0; i < f->shards; i++) {
+    for (size_t i = 0; i < f->shards; i++)
         look_at_shard(dir, &f->shard[i]);
-        all = all && whole(&f->shard[i]);
-    }
     struct td_model_files files;
-    if (all && td_files_open(&files, dir, &f->tensors) == TD_OK) {
+    if (td_files_open(&files, dir, &f->tensors) == TD_OK) {
         f->tensors.status = TD_OK;
         td_files_finish(&files);
     }

@@ -19,7 +19,7 @@ struct td_model_facts {
     bool random;             /* load_format = random: config.json and the tokenizer alone */
     struct td_error config;  /* of config.json; status OK: fine */
     struct td_error index;   /* of the list of files */
-    struct td_error tensors; /* of index and shards together; looked at when each is whole */
+    struct td_error tensors; /* of index and shards together; said when each is whole */
     struct td_error tokenizer;
     uint32_t vocab, tokens; /* of config.json; highest named token + 1 */
     uint32_t layers;

@@ -20,7 +20,8 @@ enum { ITEMS = 8 };
 
 struct shared {
     int pid[ITEMS];
-    char what[ITEMS]; /* 'o' fine, 'h' hangs, 'c' crashes, 'x' exits, 'l' leaves */
+    char what[ITEMS]; /* 'o' fine, 'h' hangs, 'c' crashes, 'x' exits, 'z' exits as if all were well,
+                         'l' leaves */
     int printed;
 };
 
@@ -35,6 +36,7 @@ static bool item(void *arg, uint32_t i) {
         abort();
     }
     if (s->what[i] == 'x') _exit(3);
+    if (s->what[i] == 'z') _exit(0);
     s->printed += (int)write(1, "x", 1);
     return s->what[i] != 'l';
 }
@@ -72,6 +74,12 @@ static void each_ends_its_way(void **state) {
         if (i > 1) assert_int_not_equal(s->pid[i], s->pid[i - 1]);
     assert_int_equal(s->pid[1], s->pid[0]);
 
+    run(s, "ozo", e);
+    assert_int_equal(e[1].how, TD_APART_DIED);
+    assert_int_equal(e[1].code, 0);
+    assert_int_equal(e[2].how, TD_APART_DONE);
+    run(s, "cz", e);
+    assert_int_equal(e[1].how, TD_APART_DIED);
     run(s, "h", e);
     assert_int_equal(e[0].how, TD_APART_LATE);
     run(s, "ll", e);

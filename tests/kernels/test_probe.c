@@ -116,6 +116,18 @@ static void wrong_copies(void **state) {
     assert_int_equal(p.copied[0] + p.copied[1], 0);
 }
 
+/* What lay there before was right: only what arrives may count. */
+static void lost_copies(void **state) {
+    (void)state;
+    struct td_gpu_pair p;
+    for (int i = 0; i < 2; i++) {
+        peers(i ? "gpus=2 far=0>1 far=1>0 drop=0>1" : "gpus=2 far=0>1 far=1>0");
+        ok(TD_TEST_PROBE.pair(0, 1, bytes(), TIMES, &p, &err));
+        assert_int_equal(p.copied[0], i ? bytes() / 4 : 0);
+        assert_int_equal(p.copied[1], 0);
+    }
+}
+
 static void no_peers(void **state) {
     (void)state;
     struct td_gpu_pair p;
@@ -159,9 +171,9 @@ static void lost_devices(void **state) {
 int main(void) {
     const struct CMUnitTest sound[] = {cmocka_unit_test(every_gpu), cmocka_unit_test(every_pair),
                                        cmocka_unit_test(a_sum), cmocka_unit_test(no_such_gpu)};
-    const struct CMUnitTest faults[] = {cmocka_unit_test(wrong_copies), cmocka_unit_test(no_peers),
-                                        cmocka_unit_test(wrong_kernels),
-                                        cmocka_unit_test(lost_devices)};
+    const struct CMUnitTest faults[] = {
+        cmocka_unit_test(wrong_copies), cmocka_unit_test(no_peers), cmocka_unit_test(wrong_kernels),
+        cmocka_unit_test(lost_devices), cmocka_unit_test(lost_copies)};
     if (emulated()) peers("gpus=3");
     if (TD_TEST_PROBE.count(&count, &err) != TD_OK || count == 0) {
         printf("no GPU to ask: %s\n", count == 0 ? err.text : "none");

@@ -4,6 +4,7 @@
  *
  *   gpus=N          (1)                 none              no driver
  *   copy=A>B        that way one word of a copy arrives wrong
+ *   drop=A>B        a copy that way does not arrive
  *   hang=A>B        a copy that way never ends
  *   die=A>B         a copy that way ends the process
  *   lost=A>B        a copy that way is an error of the driver
@@ -119,7 +120,7 @@ static cudaError_t cudaMemcpyPeerAsync(void *to, int gpu, const void *from, int 
     if (peers_say("hang", own, gpu)) peers_hang();
     if (peers_say("die", own, gpu)) abort();
     if (peers_say("lost", own, gpu)) return cudaErrorIllegalAddress;
-    memcpy(to, from, n);
+    if (!peers_say("drop", own, gpu)) memcpy(to, from, n);
     if (peers_say("copy", own, gpu)) ((unsigned char *)to)[n / 2] ^= 0x40;
     return cudaSuccess;
 }
