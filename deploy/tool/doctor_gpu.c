@@ -33,7 +33,7 @@ static bool ask_count(void *arg, uint32_t i) {
 
 /* Every op has a kernel there, as an engine's start wants it. */
 static td_status ask_ops(const struct td_backend *b, uint32_t gpu, struct td_error *err) {
-    struct td_device d = {0};
+    struct td_device d = {.backend = b, .ranks = 1};
     struct td_ops ops;
     if (!b) return TD_OK;
     TD_TRY(b->open(&d, gpu, err));
