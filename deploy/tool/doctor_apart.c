@@ -15,7 +15,7 @@
 
 #include "common/base/clock.h"
 
-enum { TURN_MS = 5, KILL_MS = 3000 };
+enum { TURN_MS = 5, KILL_MS = 10000 };
 
 void *td_apart_memory(size_t bytes) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

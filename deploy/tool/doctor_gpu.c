@@ -70,7 +70,8 @@ static bool ask_host(void *arg, uint32_t i) {
     if (!td_gpu_works(g)) return true;
     stage(g, "copying from and to the host");
     td_status st = m->probe->host(g->index, m->bytes, m->times, &g->host, &err);
-    g->generation_busy = td_nvml_generation(g->seen.bus); /* before the link slows down again */
+    /* Before the link slows down again; of a library that has answered before. */
+    if (g->nvml.there) g->generation_busy = td_nvml_generation(g->seen.bus);
     if (g->generation_busy < 0) g->generation_busy = td_pci_generation("", g->seen.bus);
     return answer(&g->timed, st, &err);
 }

@@ -4,15 +4,16 @@ fault in one way: the fault is found and named, nothing else is, a hang costs it
 more, and what does not depend on it is still looked at.
 
 usage: test_doctor_gpus.py PROGRAM LIBRARIES MODEL [unittest arguments]"""
+import concurrent.futures
 import json
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
+HANG_S = 20
 PROGRAM, LIBRARIES, MODEL = (pathlib.Path(p).resolve() for p in sys.argv[1:4])
 
 
@@ -81,13 +82,29 @@ class TestGpus(unittest.TestCase):
         self.assertEqual(len(self.fine(f, "P2P, right bytes")), 2)
         self.assertIn("iommu=pt", [x for x in f if x["verdict"] == "error"][0]["cure"])
 
-    def test_a_pair_that_hangs(self):
-        begun = time.monotonic()
-        f = self.finds(("error", "cuda:0 and cuda:1: copying between them did not end within 4 s"),
-                       peers="gpus=3 hang=1>0", args=("--all-gpus", "--limit", "4"))
-        self.assertEqual(len(self.fine(f, "P2P, right bytes")), 2)
-        self.assertTrue(self.fine(f, "over 3 ranks is right"))
-        self.assertGreaterEqual(time.monotonic() - begun, 4)
+    def test_what_hangs(self):
+        """Side by side: each waits for its time limit, which what is sound must meet on a busy machine."""
+        late = f"did not end within {HANG_S} s"
+        cases = [  # who hangs, the only finding, what is fine all the same
+            (dict(peers="gpus=3 hang=1>0"), f"cuda:0 and cuda:1: copying between them {late}",
+             {"P2P, right bytes": 2, "over 3 ranks is right": 1}),
+            (dict(peers="gpus=3 stuck=1"), f"cuda:1 Emulated 1: opening it {late}",
+             {"kernels run and compute right": 2, "over 2 ranks is right": 1}),
+            (dict(peers="gpus=1", nvml="hang=1"), f"NVML (ECC, clocks, power, PCIe link, other processes): {late}",
+             {"kernels run and compute right": 1}),
+            (dict(peers="gpus=2", nccl="hang"), f"NCCL 2.28.3: summing over the ranks with 2 ranks {late}",
+             {"P2P, right bytes": 1}),
+            (dict(peers="gpus=2", nccl="stall"), f"NCCL 2.28.3: making the ranks' communicators with 2 ranks {late}",
+             {"P2P, right bytes": 1})]
+
+        def run(case):
+            kw, words, fine = case
+            f = self.finds(("error", words), args=("--all-gpus", "--limit", str(HANG_S)), **kw)
+            for w, n in fine.items():
+                self.assertEqual(len(self.fine(f, w)), n, (w, f))
+        with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:
+            for result in [pool.submit(run, c) for c in cases]:
+                result.result()
 
     def test_a_pair_that_ends_its_process(self):
         f = self.finds(("error", "cuda:1 and cuda:2: copying between them ended the process (signal 6)"),
@@ -108,11 +125,6 @@ class TestGpus(unittest.TestCase):
         self.assertTrue(self.fine(f, "over 2 ranks is right"))
         self.finds(("error", "cuda:0 Emulated 0: a kernel gave 1 wrong values"), peers="gpus=2 mad=0")
 
-    def test_a_gpu_that_cannot_be_opened(self):
-        f = self.finds(("error", "cuda:1 Emulated 1: opening it did not end within 4 s"), peers="gpus=3 stuck=1",
-                       args=("--all-gpus", "--limit", "4"))
-        self.assertEqual(len(self.fine(f, "kernels run and compute right")), 2)
-
     def test_nvml(self):
         for words, verdict, expected in (
                 ("ecc_volatile=3@1", "error", "cuda:1: its memory is failing"),
@@ -127,8 +139,6 @@ class TestGpus(unittest.TestCase):
         self.finds(peers="gpus=2", nvml="-ecc -power -throttle -mig -generation -lanes -persistence -clock -pending")
         f = self.finds(peers="gpus=2", nvml="init=9")
         self.assertTrue(any("Driver Not Loaded" in x["text"] and x["verdict"] == "skipped" for x in f))
-        self.finds(("error", "NVML (ECC, clocks, power, PCIe link, other processes): did not end within 4 s"),
-                   peers="gpus=1", nvml="hang=1", args=("--all-gpus", "--limit", "4", "--still"))
 
     def test_no_libraries(self):
         f = self.examine(peers="gpus=1", libraries=False, args=("--all-gpus", "--still"))
@@ -138,9 +148,6 @@ class TestGpus(unittest.TestCase):
     def test_nccl(self):
         self.finds(("error", "1 wrong values in a sum over 3 ranks"), nccl="wrong")
         self.finds(("error", "making the ranks' communicators: unhandled system error"), nccl="fail")
-        for word, stage in (("hang", "summing over the ranks"), ("stall", "making the ranks' communicators")):
-            self.finds(("error", f"NCCL 2.28.3: {stage} with 2 ranks did not end within 4 s"), peers="gpus=2", nccl=word,
-                       args=("--all-gpus", "--limit", "4"))
 
 
 if __name__ == "__main__":

@@ -23,14 +23,13 @@
 
 #define td_gpu_probe_cuda td_gpu_probe_emulated
 
-enum {
-    cudaErrorNoDevice = 100,
-    cudaErrorInvalidDevice = 101,
-    cudaErrorPeerAccessAlreadyEnabled = 704,
-    cudaErrorNoKernelImageForDevice = 209,
-    cudaErrorInvalidDeviceFunction = 98,
-    cudaErrorIllegalAddress = 700
-};
+/* Names by macros: the emulator may come to have some of them. */
+#define cudaErrorNoDevice 100
+#define cudaErrorInvalidDevice 101
+#define cudaErrorPeerAccessAlreadyEnabled 704
+#define cudaErrorNoKernelImageForDevice 209
+#define cudaErrorInvalidDeviceFunction 98
+#define cudaErrorIllegalAddress 700
 
 static int peers_current;
 
@@ -67,7 +66,7 @@ static inline const char *peers_error(cudaError_t e) {
 
 static cudaError_t peers_count(int *n) {
     *n = peers_number("gpus=", 1);
-    return peers_say("none") ? (int)cudaErrorNoDevice : (int)cudaSuccess;
+    return peers_say("none") ? cudaErrorNoDevice : (int)cudaSuccess;
 }
 #define cudaGetDeviceCount peers_count
 
@@ -91,32 +90,37 @@ static cudaError_t peers_properties(peers_prop *p, int gpu) {
 }
 #define cudaGetDeviceProperties peers_properties
 
-static cudaError_t cudaDeviceGetPCIBusId(char *bus, int cap, int gpu) {
+static cudaError_t peers_bus(char *bus, int cap, int gpu) {
     if (gpu >= peers_number("gpus=", 1)) return cudaErrorInvalidDevice;
     snprintf(bus, (size_t)cap, "0000:%02X:00.0", 0x40 + gpu);
     return cudaSuccess;
 }
+#define cudaDeviceGetPCIBusId peers_bus
 
-struct cudaFuncAttributes {
+struct peers_attributes {
     int binaryVersion;
 };
-static cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *) {
+#define cudaFuncAttributes peers_attributes
+static cudaError_t peers_function(cudaFuncAttributes *a, const void *) {
     if (peers_say("old", peers_current)) return cudaErrorNoKernelImageForDevice;
     a->binaryVersion = peers_number("arch=", 9) * 10;
     return cudaSuccess;
 }
+#define cudaFuncGetAttributes peers_function
 
-static cudaError_t cudaDeviceCanAccessPeer(int *can, int gpu, int peer) {
+static cudaError_t peers_can(int *can, int gpu, int peer) {
     *can = !peers_say("far", gpu, peer);
     return cudaSuccess;
 }
+#define cudaDeviceCanAccessPeer peers_can
 
-static cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
+static cudaError_t peers_enable(int, unsigned) {
     return cudaSuccess;
 }
+#define cudaDeviceEnablePeerAccess peers_enable
 
-static cudaError_t cudaMemcpyPeerAsync(void *to, int gpu, const void *from, int own, size_t n,
-                                       cudaStream_t) {
+static cudaError_t peers_copy(void *to, int gpu, const void *from, int own, size_t n,
+                              cudaStream_t) {
     if (peers_say("hang", own, gpu)) peers_hang();
     if (peers_say("die", own, gpu)) abort();
     if (peers_say("lost", own, gpu)) return cudaErrorIllegalAddress;
@@ -124,6 +128,7 @@ static cudaError_t cudaMemcpyPeerAsync(void *to, int gpu, const void *from, int 
     if (peers_say("copy", own, gpu)) ((unsigned char *)to)[n / 2] ^= 0x40;
     return cudaSuccess;
 }
+#define cudaMemcpyPeerAsync peers_copy
 
 /* A launch on the current GPU; the first argument of a kernel that writes is where. */
 template <class T> static inline void peers_spoil(T *to) {
