@@ -161,6 +161,7 @@ TD_MUST_USE td_status td_engine_layer(struct td_engine *e, const struct td_layer
 struct td_engine_memory {
     uint32_t ranks;
     size_t weights, pool, slots, index_workspace, scratch, host;
+    size_t collectives; /* what ranks take to tell each other things, at most (kernels/mailbox.h) */
     uint32_t graphs, graph_launches; /* recorded decode steps, and at most so many kernels of one */
 };
 void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret);

@@ -13,7 +13,7 @@ enum { MEMORY_PAGE = 4096, MB = 1 << 20 };
 /* What a CUDA process holds beside what we take. Measured with CUDA 13.0 on an H200
  * (tests/kernels/bench_slice): 531 MiB for context and kernels, 65 for the sparse core's workspace
  * (kernels/cuda/groups.cu), and up to 3 more because memory comes in pieces of 2 MiB; 1.7 KB of a
- * graph per kernel, of which a layer has 51 to 62. NCCL is assumed. */
+ * graph per kernel, of which a layer has 51 to 62. What NCCL takes itself is assumed. */
 enum {
     CONTEXT_MB = 650,     /* context, loaded kernels, workspace */
     GRAPH_KERNEL = 2048,  /* bytes of a kernel in a graph */
@@ -62,6 +62,7 @@ bool td_worker_plan_row(const struct td_worker_plan *p, uint32_t i, struct td_pl
         {"slots: HCA state", (l->slot_bytes - l->slot_hca) * n, false},
         {"index workspace", p->engine.index_workspace, false},
         {"scratch", p->engine.scratch, false},
+        {"collectives", p->engine.collectives, false},
         {"graphs", p->graphs, false},
         {"libraries (assumed)", p->libraries, false},
         {"context", p->context, false},

@@ -26,28 +26,39 @@ void td_cuda_check(const struct td_device *d, enum td_lane lane, const char *op)
     note(&c->fault[lane], e, op);
 }
 
+void td_cuda_on(const struct td_device *d, enum td_lane lane) {
+    struct td_cuda *c = td_cuda_of(d);
+    note(&c->fault[lane], cudaSetDevice(c->index), "a device");
+}
+
 void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t bytes,
                           const char *op) {
     struct td_cuda *c = td_cuda_of(d);
+    cudaFuncAttributes f;
     uint32_t i = 0;
     if (bytes <= 32 * 1024) return; /* with static shared memory below the default 48 KiB */
-    while (i < TD_CUDA_KERNELS - 1 && c->allowed[i].kernel && c->allowed[i].kernel != kernel)
+    while (i < TD_CUDA_KERNELS - 1 && c->allowed[i] && c->allowed[i] != kernel)
         i++;
-    if (c->allowed[i].kernel == kernel && c->allowed[i].bytes >= bytes) return;
-    c->allowed[i].kernel = kernel;
-    c->allowed[i].bytes = bytes;
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes) !=
-        cudaSuccess)
-        td_cuda_check(d, TD_LANE_STEP, op);
+    if (c->allowed[i] == kernel) return;
+    c->allowed[i] = kernel;
+    td_cuda_on(d, TD_LANE_STEP);
+    cudaError_t e = cudaFuncGetAttributes(&f, kernel);
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)(c->shared_max - f.sharedSizeBytes));
+    note(&c->fault[TD_LANE_STEP], e, op);
 }
 
 /* ---- open, close ---- */
 
 static td_status find(uint32_t index, struct td_error *err) {
     int count = 0;
-    /* Kernels that are loaded when they first run take device memory then. The driver reads this
+    /* Kernels that are loaded when they first run take device memory then. The driver reads these
      * once, at the first call. */
     setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    /* Streams that share one of the driver's queues wait for each other; ranks of one device, whose
+     * kernels wait for each other, must not. */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess)
         return td_fail(err, TD_CONFIG,
@@ -62,6 +73,7 @@ static td_status find(uint32_t index, struct td_error *err) {
 static void cuda_close(struct td_device *d) {
     struct td_cuda *c = td_cuda_of(d);
     if (!c) return;
+    cudaSetDevice(c->index);
     for (int i = 0; i < TD_LANES; i++) {
         for (int k = 0; k < 2; k++)
             if (c->mark[i][k]) cudaEventDestroy(c->mark[i][k]);
@@ -93,7 +105,9 @@ static td_status cuda_open(struct td_device *d, uint32_t index, struct td_error 
     c->shared_max = p.sharedMemPerBlockOptin;
     if (c->major == 9) { /* planned with the context */
         e = cudaMalloc(&c->attend, td_cuda_attend_groups_bytes());
-        if (e == cudaSuccess) e = cudaMemset(c->attend, 0, td_cuda_attend_groups_bytes());
+        if (e == cudaSuccess)
+            e = cudaMemsetAsync(c->attend, 0, td_cuda_attend_groups_bytes(),
+                                c->stream[TD_LANE_STEP]);
         if (e != cudaSuccess) {
             cuda_close(d);
             return fail(err, TD_NO_MEMORY, "device", e);
@@ -115,7 +129,8 @@ static td_status cuda_memory(uint32_t index, uint64_t *ret_bytes, uint64_t *ret_
 }
 
 static void cuda_pci(uint32_t index, char *buf, size_t cap) {
-    if (find(index, NULL) == TD_OK && cudaDeviceGetPCIBusId(buf, (int)cap, (int)index) == cudaSuccess)
+    if (find(index, NULL) == TD_OK &&
+        cudaDeviceGetPCIBusId(buf, (int)cap, (int)index) == cudaSuccess)
         return;
     cudaGetLastError();
     buf[0] = 0;
@@ -170,10 +185,11 @@ static void cuda_give_host(struct td_device *d, void *memory) {
 static void copy(struct td_device *d, enum td_lane lane, const struct td_copy *c,
                  enum cudaMemcpyKind kind) {
     struct td_cuda *cuda = td_cuda_of(d);
-    cudaError_t e = cudaSetDevice(cuda->index);
-    if (e == cudaSuccess && c->rows == 1)
+    cudaError_t e;
+    td_cuda_on(d, lane);
+    if (c->rows == 1)
         e = cudaMemcpyAsync(c->to, c->from, c->width, kind, cuda->stream[lane]);
-    else if (e == cudaSuccess)
+    else
         e = cudaMemcpy2DAsync(c->to, c->to_pitch, c->from, c->from_pitch, c->width, c->rows, kind,
                               cuda->stream[lane]);
     note(&cuda->fault[lane], e, "a copy");
@@ -189,12 +205,12 @@ static void cuda_download(struct td_device *d, enum td_lane lane, const struct t
 
 static td_status cuda_wait(struct td_device *d, enum td_lane lane, struct td_error *err) {
     struct td_cuda *c = td_cuda_of(d);
-    cudaError_t e = cudaSetDevice(c->index);
-    if (e == cudaSuccess) e = cudaStreamSynchronize(c->stream[lane]);
-    note(&c->fault[lane], e, "a step");
+    td_cuda_on(d, lane);
+    note(&c->fault[lane], cudaStreamSynchronize(c->stream[lane]), "a step");
     struct td_cuda_fault f = c->fault[lane];
     c->fault[lane].error = cudaSuccess;
-    return f.error == cudaSuccess ? TD_OK : fail(err, TD_IO, f.at, f.error);
+    if (f.error != cudaSuccess) return fail(err, TD_IO, f.at, f.error);
+    return lane == TD_LANE_STEP ? td_cuda_missing(d, err) : TD_OK;
 }
 
 /* ---- random tensors ---- */
@@ -222,7 +238,6 @@ static __global__ void fill_words(struct td_random r, struct td_fill f) {
 
 static void cuda_fill(struct td_device *d, const struct td_random *r, const struct td_fill *f) {
     uint32_t blocks = td_ceil(f->width * f->rows, 8 * FILL_THREADS);
-    note(&td_cuda_of(d)->fault[TD_LANE_STEP], cudaSetDevice(td_cuda_of(d)->index), "a tensor");
     if (blocks) TD_LAUNCH(d, "a tensor", fill_words, blocks, FILL_THREADS, 0, *r, *f);
 }
 
@@ -233,16 +248,15 @@ struct td_recording {
 };
 
 static td_status cuda_record(struct td_device *d, struct td_error *err) {
-    struct td_cuda *c = td_cuda_of(d);
-    cudaError_t e = cudaSetDevice(c->index);
-    if (e == cudaSuccess)
-        e = cudaStreamBeginCapture(c->stream[TD_LANE_STEP], cudaStreamCaptureModeThreadLocal);
+    td_cuda_on(d, TD_LANE_STEP);
+    cudaError_t e = cudaStreamBeginCapture(td_cuda_of(d)->stream[TD_LANE_STEP],
+                                           cudaStreamCaptureModeThreadLocal);
     return e == cudaSuccess ? TD_OK : fail(err, TD_IO, "a recording", e);
 }
 
 static void cuda_forget(struct td_device *d, struct td_recording *r) {
-    (void)d;
     if (!r) return;
+    td_cuda_on(d, TD_LANE_STEP);
     if (r->graph) cudaGraphExecDestroy(r->graph);
     free(r);
 }
@@ -260,6 +274,7 @@ static td_status cuda_keep(struct td_device *d, struct td_recording **ret_record
     struct td_recording *r = NULL;
     cudaGraph_t graph = NULL;
     size_t nodes = 0;
+    td_cuda_on(d, TD_LANE_STEP);
     cudaError_t e = cudaStreamEndCapture(c->stream[TD_LANE_STEP], &graph);
     if (c->fault[TD_LANE_STEP].error != cudaSuccess) e = c->fault[TD_LANE_STEP].error;
     if (e == cudaSuccess) e = cudaGraphGetNodes(graph, NULL, &nodes);
@@ -279,25 +294,23 @@ static td_status cuda_keep(struct td_device *d, struct td_recording **ret_record
 
 static void cuda_replay(struct td_device *d, const struct td_recording *r) {
     struct td_cuda *c = td_cuda_of(d);
-    cudaError_t e = cudaSetDevice(c->index);
-    if (e == cudaSuccess) e = cudaGraphLaunch(r->graph, c->stream[TD_LANE_STEP]);
-    note(&c->fault[TD_LANE_STEP], e, "a recorded step");
+    td_cuda_on(d, TD_LANE_STEP);
+    note(&c->fault[TD_LANE_STEP], cudaGraphLaunch(r->graph, c->stream[TD_LANE_STEP]),
+         "a recorded step");
 }
 
 /* ---- marks ---- */
 
 static void cuda_mark(struct td_device *d, enum td_lane lane, uint32_t i) {
     struct td_cuda *c = td_cuda_of(d);
-    cudaError_t e = cudaSetDevice(c->index);
-    if (e == cudaSuccess) e = cudaEventRecord(c->mark[lane][i], c->stream[lane]);
-    note(&c->fault[lane], e, "a mark");
+    td_cuda_on(d, lane);
+    note(&c->fault[lane], cudaEventRecord(c->mark[lane][i], c->stream[lane]), "a mark");
 }
 
 static void cuda_reach(struct td_device *d, enum td_lane lane, uint32_t i) {
     struct td_cuda *c = td_cuda_of(d);
-    cudaError_t e = cudaSetDevice(c->index);
-    if (e == cudaSuccess) e = cudaEventSynchronize(c->mark[lane][i]);
-    note(&c->fault[lane], e, "a copy");
+    td_cuda_on(d, lane);
+    note(&c->fault[lane], cudaEventSynchronize(c->mark[lane][i]), "a copy");
 }
 
 /* ---- ops ---- */
@@ -355,6 +368,11 @@ const struct td_backend td_backend_cuda = {
     .keep = cuda_keep,
     .replay = cuda_replay,
     .forget = cuda_forget,
+    .join = TD_FAST(join),
+    .leave = TD_FAST(leave),
+    .all_reduce = TD_FAST(all_reduce),
+    .all_gather = TD_FAST(all_gather),
+    .break_off = TD_FAST(break_off),
     .mark = cuda_mark,
     .reach = cuda_reach,
     .pack = TD_FAST(pack),

@@ -35,6 +35,13 @@ size_t TD_FAST(index_workspace)(uint32_t topk);
 void TD_FAST(pack)(struct td_device *d, const struct td_wire_rows *r);
 void TD_FAST(unpack)(struct td_device *d, const struct td_wire_rows *r);
 void TD_FAST(sum)(struct td_device *d, const struct td_sums *s);
+
+/* Ranks (td_backend). */
+td_status TD_FAST(join)(struct td_device *d, size_t words, struct td_error *err);
+void TD_FAST(leave)(struct td_device *d);
+void TD_FAST(all_reduce)(const struct td_device *d, const struct td_all_reduce_args *a);
+void TD_FAST(all_gather)(const struct td_device *d, const struct td_all_gather_args *a);
+void TD_FAST(break_off)(struct td_device *d);
 }
 
 #endif

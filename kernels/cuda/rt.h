@@ -36,13 +36,10 @@ struct td_cuda {
     cudaEvent_t mark[TD_LANES][2];
     struct td_cuda_fault fault[TD_LANES];
     int processors, major, minor;
-    size_t shared_max; /* bytes of dynamic shared memory a block may have */
-    struct {
-        const void *kernel;
-        size_t bytes;
-    } allowed[TD_CUDA_KERNELS]; /* what td_cuda_allow_shared has said already */
-    bool blocking;              /* wait after every op, to find the faulty one */
-    void *attend;               /* workspace of the sparse core, or NULL: kernels/cuda/groups.cu */
+    size_t shared_max;                    /* bytes of dynamic shared memory a block may have */
+    const void *allowed[TD_CUDA_KERNELS]; /* by td_cuda_allow_shared */
+    bool blocking;                        /* wait after every op, to find the faulty one */
+    void *attend; /* workspace of the sparse core, or NULL: kernels/cuda/groups.cu */
 };
 
 static inline struct td_cuda *td_cuda_of(const struct td_device *d) {
@@ -51,9 +48,14 @@ static inline struct td_cuda *td_cuda_of(const struct td_device *d) {
 
 /* Notes a lane's first fault; `op` has static storage. */
 void td_cuda_check(const struct td_device *d, enum td_lane lane, const char *op);
+/* What the calling thread does next is done on the device: a thread's device is a number of its
+ * own, and ranks, their loaders and the thread of the KV lane come and go. */
+void td_cuda_on(const struct td_device *d, enum td_lane lane);
+/* Has a rank waited for another in vain? A sentence, once and for ever. */
+td_status td_cuda_missing(const struct td_device *d, struct td_error *err);
 /* Lets a kernel have `bytes` of dynamic shared memory, where that is more than a default. Asked at
- * every launch; the driver hears of it when it is more than before, which an engine's start brings
- * about. */
+ * every launch; the driver hears of it once, which an engine's start brings about. It allows the
+ * most there is, since ranks that share a device have one setting. */
 void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t bytes,
                           const char *op);
 
@@ -63,6 +65,7 @@ void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t 
     type *name = (type *)(void *)td_dynamic_shared
 #define TD_LAUNCH_IN(d, lane, op, kernel, grid, block, shared, ...)                                \
     do {                                                                                           \
+        td_cuda_on(d, lane);                                                                       \
         kernel<<<grid, block, shared, td_cuda_of(d)->stream[lane]>>>(__VA_ARGS__);                 \
         td_cuda_check(d, lane, op);                                                                \
     } while (0)

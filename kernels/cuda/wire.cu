@@ -75,7 +75,6 @@ static __global__ void __launch_bounds__(THREADS) sum_kernel(struct td_sums s) {
 
 static void move_rows(struct td_device *d, const struct td_wire_rows *r, bool pack) {
     if (r->n == 0) return;
-    cudaSetDevice(td_cuda_of(d)->index);
     TD_LAUNCH_IN(d, TD_LANE_KV, pack ? "pack" : "unpack", rows_kernel, dim3(r->n, SPLIT),
                  dim3(THREADS), 0, (unsigned char *)r->stretch, (unsigned char *)r->own, r->move,
                  pack);
@@ -92,7 +91,6 @@ extern "C" void TD_FAST(unpack)(struct td_device *d, const struct td_wire_rows *
 extern "C" void TD_FAST(sum)(struct td_device *d, const struct td_sums *s) {
     struct td_sums sums = *s;
     if (s->n == 0) return;
-    cudaSetDevice(td_cuda_of(d)->index);
     TD_LAUNCH_IN(d, TD_LANE_KV, "checksum", sum_kernel, dim3(TD_SUM_SHARES, s->n), dim3(THREADS),
                  WARPS * sizeof(uint64_t), sums);
 }

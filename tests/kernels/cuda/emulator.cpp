@@ -1,11 +1,14 @@
-/* Fibers, barriers and the loop over blocks; device memory and captured streams. */
+/* Fibers, barriers and the loop over blocks; devices, their memory and captured streams. */
 #include "tests/kernels/cuda/emulator.h"
 
 #include <map>
+#include <mutex>
+#include <sched.h>
 #include <stdio.h>
+#include <time.h>
 #include <vector>
 
-uint3 threadIdx, blockIdx, blockDim, gridDim;
+__thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace {
 
@@ -26,14 +29,25 @@ struct fiber {
     bool done;
 };
 
-fiber fibers[MOST];
-char *stacks;
-unsigned threads, current, arrived;
-void *scheduler;
-barrier block_barrier, warp_barrier[MOST / 32];
-unsigned char slots[MOST / 32][32][32];
-const std::function<void()> *work;
-void *dynamic;
+/* Of the host thread: its kernels run in it, beside those of other threads. */
+__thread fiber fibers[MOST];
+__thread char *stacks;
+__thread unsigned threads, current, arrived;
+__thread void *scheduler;
+__thread barrier block_barrier, warp_barrier[MOST / 32];
+__thread unsigned char slots[MOST / 32][32][32];
+__thread const std::function<void()> *work;
+__thread void *dynamic;
+__thread int device; /* cudaSetDevice */
+
+struct memory {
+    bool used;
+    ~memory() {
+        free(stacks);
+        free(dynamic);
+    }
+};
+thread_local memory ended; /* with the thread */
 
 void place(unsigned t) {
     current = t;
@@ -64,6 +78,12 @@ void entry() {
     fibers[current].done = true;
     arrived++;
     td_emulate_switch(&fibers[current].sp, scheduler);
+}
+
+[[noreturn]] void wrong(const char *what, int found, int expected) {
+    fprintf(stderr, "emulator: %s of device %d while device %d is the thread's\n", what, expected,
+            found);
+    abort();
 }
 
 void start(unsigned t) {
@@ -109,6 +129,7 @@ void td_emulate(dim3 grid, dim3 block, size_t shared, const std::function<void()
         abort();
     }
     if (!stacks) stacks = (char *)aligned_alloc(64, (size_t)MOST * STACK);
+    ended.used = true;
     dynamic = realloc(dynamic, shared + 64);
     memset(dynamic, 0xff, shared + 64);
     work = &body;
@@ -143,29 +164,125 @@ void __syncwarp(unsigned) {
     wait(&warp_barrier[current / 32], 32);
 }
 
+void td_emulate_yield(void) {
+    arrived++; /* something else may come to pass */
+    sched_yield();
+    yield();
+}
+
+static uint64_t speed = 1;
+
+uint64_t td_emulate_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return ((uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec) *
+           __atomic_load_n(&speed, __ATOMIC_RELAXED);
+}
+
+void td_emulate_hurry(unsigned times) {
+    __atomic_store_n(&speed, times, __ATOMIC_RELAXED);
+}
+
+/* ---- devices ---- */
+
+static const size_t card = (size_t)8 << 30, usual_shared = 48 << 10;
+struct piece {
+    size_t bytes;
+    int device;
+};
+static std::mutex lock; /* of all that follows */
+static std::map<void *, piece> pieces;
+static size_t taken[TD_EMULATED_DEVICES];
+static std::map<std::pair<int, const void *>, size_t> allowed;
+static bool reach[TD_EMULATED_DEVICES][TD_EMULATED_DEVICES];
+
+void td_emulate_on(cudaStream_t s, const char *what) {
+    if (s->device != device) wrong(what, device, s->device);
+}
+
+void td_emulate_allowed(const void *kernel, size_t shared) {
+    std::lock_guard<std::mutex> l(lock);
+    if (shared <= usual_shared || allowed[{device, kernel}] >= shared) return;
+    fprintf(stderr, "emulator: a launch with %zu bytes of shared memory, device %d allows %zu\n",
+            shared, device, allowed[{device, kernel}]);
+    abort();
+}
+
+cudaError_t cudaFuncSetAttribute(const void *kernel, int, int bytes) {
+    std::lock_guard<std::mutex> l(lock);
+    allowed[{device, kernel}] = (size_t)bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int i) {
+    if (i < 0 || i >= TD_EMULATED_DEVICES) return cudaErrorInvalidDevice;
+    device = i;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
+    *s = new td_emulated_stream{device};
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    td_emulate_on(s, "a stream's end");
+    delete s;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) {
+    return cudaStreamCreateWithFlags(e, 0);
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t e) {
+    return cudaStreamDestroy(e);
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    td_emulate_on(s, "a mark");
+    if (e->device != s->device) wrong("a mark", s->device, e->device);
+    return cudaSuccess;
+}
+
+/* Not with TD_EMULATE_PEERS=0. */
+cudaError_t cudaDeviceCanAccessPeer(int *can, int, int) {
+    const char *peers = getenv("TD_EMULATE_PEERS");
+    *can = !peers || strcmp(peers, "0") != 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+    std::lock_guard<std::mutex> l(lock);
+    if (reach[device][peer]) return cudaErrorPeerAccessAlreadyEnabled;
+    reach[device][peer] = true;
+    return cudaSuccess;
+}
+
 /* ---- device memory ---- */
 
-static const size_t card = (size_t)8 << 30;
-static std::map<void *, size_t> pieces;
-static size_t taken;
-
 cudaError_t cudaMemGetInfo(size_t *left, size_t *all) {
+    std::lock_guard<std::mutex> l(lock);
     *all = card;
-    *left = card - taken;
+    *left = card - taken[device];
     return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void **p, size_t n) {
+    std::lock_guard<std::mutex> l(lock);
     n = (n + 255) & ~(size_t)255;
-    *p = n <= card - taken ? aligned_alloc(256, n) : NULL;
+    *p = n <= card - taken[device] ? aligned_alloc(256, n) : NULL;
     if (!*p) return cudaErrorMemoryAllocation;
-    pieces[*p] = n;
-    taken += n;
+    pieces[*p] = piece{n, device};
+    taken[device] += n;
     return cudaSuccess;
 }
 
 cudaError_t cudaFree(void *p) {
-    taken -= pieces[p];
+    std::lock_guard<std::mutex> l(lock);
+    if (!p) return cudaSuccess;
+    if (pieces[p].device != device) wrong("memory", device, pieces[p].device);
+    taken[device] -= pieces[p].bytes;
     pieces.erase(p);
     free(p);
     return cudaSuccess;
@@ -175,8 +292,9 @@ cudaError_t cudaFree(void *p) {
 
 struct td_emulated_graph {
     std::vector<std::function<void()>> launches;
+    int device;
 };
-static td_emulated_graph *capturing;
+static __thread td_emulated_graph *capturing;
 
 bool td_emulate_capturing(void) {
     return capturing != NULL;
@@ -189,13 +307,16 @@ void td_emulate_launch(std::function<void()> launch) {
         launch();
 }
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
+    td_emulate_on(s, "a recording");
     if (capturing) return cudaErrorStreamCaptureUnsupported;
     capturing = new td_emulated_graph;
+    capturing->device = device;
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *graph) {
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
+    td_emulate_on(s, "a recording");
     *graph = capturing;
     capturing = NULL;
     return cudaSuccess;
@@ -207,15 +328,18 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *, size_t *n) {
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
+    if (graph->device != device) wrong("a recording", device, graph->device);
     *exec = new td_emulated_graph(*graph);
     return cudaSuccess;
 }
 
-cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t s) {
+    td_emulate_on(s, "a recording");
     return cudaSuccess;
 }
 
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
+    td_emulate_on(s, "a recorded step");
     for (auto &launch : exec->launches)
         launch();
     return cudaSuccess;

@@ -4,7 +4,10 @@
  * Every thread of a block is a fiber with a stack of its own; a barrier lets the others run. So a
  * missing barrier shows (fibers run in ascending order in even blocks and in descending order in
  * odd ones), a barrier that not all threads reach ends the program with a sentence, and results are
- * those of the same arithmetic. Blocks run one after the other. Not a model of memory or time. */
+ * those of the same arithmetic. Blocks run one after the other, in the host thread that launches
+ * them; threads with kernels of their own run beside each other, so that ranks meet. Devices are
+ * numbers: what is done to one while another is the thread's ends the program. Not a model of
+ * memory or time. */
 #ifndef TD_TESTS_KERNELS_CUDA_EMULATOR_H
 #define TD_TESTS_KERNELS_CUDA_EMULATOR_H
 
@@ -19,13 +22,18 @@
 /* Beside the real backend in one program. */
 #define td_backend_cuda td_backend_emulated
 #define td_cuda_check td_emulated_check
+#define td_cuda_on td_emulated_on
+#define td_cuda_missing td_emulated_missing
+#define td_cuda_reduce_large td_emulated_reduce_large
+#define td_cuda_gather_large td_emulated_gather_large
+#define td_nccl_find td_emulated_nccl_find
 #define td_cuda_allow_shared td_emulated_allow_shared
 #define TD_CUDA_EMULATED
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline
-#define __shared__ static
+#define __shared__ static __thread
 #define __constant__ static
 #define __grid_constant__
 #define __restrict__
@@ -53,13 +61,19 @@ struct __align__(8) float2 {
     float x, y;
 };
 
-extern uint3 threadIdx, blockIdx, blockDim, gridDim;
+extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 /* Runs `body` for every thread of every block. */
 void td_emulate(dim3 grid, dim3 block, size_t shared, const std::function<void()> &body);
 void *td_emulate_shared(void);
 /* All lanes' `bytes` (up to 32) to everyone's `all` [32][bytes]. */
 void td_emulate_exchange(const void *mine, size_t bytes, void *all);
+
+/* A thread that waits for another block or rank lets the others run. */
+void td_emulate_yield(void);
+uint64_t td_emulate_ns(void);
+/* From now on emulated time goes `times` as fast as the clock. */
+extern "C" void td_emulate_hurry(unsigned times);
 
 void __syncthreads(void);
 void __syncwarp(unsigned mask = 0xffffffffu);
@@ -75,6 +89,9 @@ static inline void td_emulate_kernel(void (*kernel)(P...), dim3 grid, dim3 block
 }
 #define TD_LAUNCH_IN(d, lane, op, kernel, grid, block, shared, ...)                                \
     do {                                                                                           \
+        td_cuda_on(d, lane);                                                                       \
+        td_emulate_on(td_cuda_of(d)->stream[lane], op);                                            \
+        td_emulate_allowed((const void *)kernel, shared);                                          \
         td_emulate_kernel(kernel, grid, block, shared, __VA_ARGS__);                               \
         td_cuda_check(d, lane, op);                                                                \
     } while (0)
@@ -133,6 +150,9 @@ static inline unsigned __float_as_uint(float f) {
 }
 static inline void __threadfence(void) {
 }
+static inline void __threadfence_system(void) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
 template <class T> static inline T __ldcg(const T *p) {
     return *p;
 }
@@ -143,10 +163,20 @@ template <class T> static inline T __ldg(const T *p) {
 /* ---- runtime ---- */
 
 typedef int cudaError_t;
-enum { cudaSuccess, cudaErrorMemoryAllocation = 2, cudaErrorStreamCaptureUnsupported = 900 };
+enum {
+    cudaSuccess,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorPeerAccessAlreadyEnabled = 704,
+    cudaErrorStreamCaptureUnsupported = 900
+};
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
-enum { cudaStreamNonBlocking, cudaHostAllocDefault, cudaFuncAttributeMaxDynamicSharedMemorySize };
-typedef void *cudaStream_t;
+enum { cudaStreamNonBlocking, cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum { cudaHostAllocDefault, cudaHostAllocPortable, cudaHostAllocMapped };
+enum { TD_EMULATED_DEVICES = 8 };
+typedef struct td_emulated_stream {
+    int device;
+} * cudaStream_t;
 struct cudaDeviceProp {
     int multiProcessorCount, major, minor;
     size_t sharedMemPerBlockOptin;
@@ -164,12 +194,12 @@ static inline cudaError_t cudaDeviceGetPCIBusId(char *buf, int cap, int index) {
     return cudaSuccess;
 }
 static inline cudaError_t cudaGetDeviceCount(int *n) {
-    *n = 1;
+    *n = TD_EMULATED_DEVICES;
     return cudaSuccess;
 }
-static inline cudaError_t cudaSetDevice(int) {
-    return cudaSuccess;
-}
+cudaError_t cudaSetDevice(int);
+void td_emulate_on(cudaStream_t s, const char *what);
+void td_emulate_allowed(const void *kernel, size_t shared);
 /* Hopper, or with TD_EMULATE=12 Blackwell: what shared memory there is, and which forms serve. */
 static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
     const char *major = getenv("TD_EMULATE");
@@ -177,36 +207,31 @@ static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
     if (major && strcmp(major, "12") == 0) *p = cudaDeviceProp{2, 12, 0, 99 * 1024};
     return cudaSuccess;
 }
-static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
-    *s = NULL;
-    return cudaSuccess;
-}
-static inline cudaError_t cudaStreamDestroy(cudaStream_t) {
-    return cudaSuccess;
-}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned);
+cudaError_t cudaStreamDestroy(cudaStream_t s);
+cudaError_t cudaDeviceCanAccessPeer(int *can, int from, int to);
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned);
 bool td_emulate_capturing(void);
-typedef void *cudaEvent_t;
+typedef cudaStream_t cudaEvent_t;
 enum { cudaEventDisableTiming };
-static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) {
-    *e = NULL;
-    return cudaSuccess;
-}
-static inline cudaError_t cudaEventDestroy(cudaEvent_t) {
-    return cudaSuccess;
-}
-static inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
-    return cudaSuccess;
-}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned);
+cudaError_t cudaEventDestroy(cudaEvent_t);
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t);
 static inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
     return td_emulate_capturing() ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
-static inline cudaError_t cudaFuncSetAttribute(const void *, int, int) {
+cudaError_t cudaFuncSetAttribute(const void *kernel, int, int bytes);
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes;
+};
+static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *f, const void *) {
+    *f = cudaFuncAttributes{0};
     return cudaSuccess;
 }
-/* Of a card of 8 GB. */
+/* Of the thread's device, a card of 8 GB. */
 cudaError_t cudaMemGetInfo(size_t *left, size_t *all);
 cudaError_t cudaMalloc(void **p, size_t n);
 cudaError_t cudaFree(void *p);
@@ -233,24 +258,23 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 
-static inline cudaError_t cudaMemset(void *p, int v, size_t n) {
-    memset(p, v, n);
-    return cudaSuccess;
-}
-static inline cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t) {
+static inline cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s) {
+    td_emulate_on(s, "memory");
     if (td_emulate_capturing()) return cudaErrorStreamCaptureUnsupported;
     memset(p, v, n);
     return cudaSuccess;
 }
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind,
-                                          cudaStream_t) {
+                                          cudaStream_t s) {
+    td_emulate_on(s, "a copy");
     if (td_emulate_capturing()) return cudaErrorStreamCaptureUnsupported;
     memcpy(to, from, n);
     return cudaSuccess;
 }
 static inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from,
                                             size_t from_pitch, size_t width, size_t rows,
-                                            cudaMemcpyKind, cudaStream_t) {
+                                            cudaMemcpyKind, cudaStream_t s) {
+    td_emulate_on(s, "a copy");
     if (td_emulate_capturing()) return cudaErrorStreamCaptureUnsupported;
     for (size_t i = 0; i < rows; i++)
         memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
