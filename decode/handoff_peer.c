@@ -202,6 +202,10 @@ void td_receiver_timer(struct td_receiver *r, uint64_t now_ns) {
     for (uint32_t k = 0; k < r->o->max_peers; k++) {
         struct td_receiver_peer *p = &r->peer[k];
         if (p->state != TD_SOURCE_OPEN) continue;
+        /* Beats wake us at least so often. When one is late by more than another, our own loop
+         * stood still: nothing could be heard meanwhile, and that time is not the peer's. */
+        if (now_ns > p->beat_ns + r->o->beat_ns) p->heard_ns += now_ns - p->beat_ns;
+        if (p->heard_ns > now_ns) p->heard_ns = now_ns;
         if (p->heard_ns + r->o->peer_timeout_ns <= now_ns) {
             lost(r, k, "the prefill worker is silent");
         } else if (p->beat_ns <= now_ns) {

@@ -230,6 +230,21 @@ static uint64_t patience(const struct td_sender *s, const struct td_sender_peer 
     return first;
 }
 
+/* Beats wake us at least so often. When one is late by more than another, our own loop stood still:
+ * nothing could be heard meanwhile, and that time is not the peer's. */
+static void excuse(struct td_sender *s, struct td_sender_peer *p) {
+    if (p->state != TD_PEER_OPEN || s->now_ns <= p->beat_ns + s->o->beat_ns) return;
+    p->heard_ns += s->now_ns - p->beat_ns;
+    if (p->heard_ns > s->now_ns) p->heard_ns = s->now_ns;
+}
+
+static const char *why_lost(const struct td_sender *s, const struct td_sender_peer *p) {
+    if (p->state == TD_PEER_GREETING) return "the decode worker did not answer our hello";
+    return p->heard_ns + s->o->peer_timeout_ns <= s->now_ns
+               ? "the decode worker is silent"
+               : "the decode worker does not return a landing slab";
+}
+
 void td_sender_timer(struct td_sender *s) {
     for (uint32_t i = 0; i < s->o->max_requests; i++) {
         struct td_sender_ticket *t = &s->ticket[i];
@@ -241,14 +256,12 @@ void td_sender_timer(struct td_sender *s) {
     }
     for (uint32_t p = 0; p < s->o->max_peers; p++) {
         struct td_sender_peer *peer = &s->peer[p];
+        excuse(s, peer);
         bool due = patience(s, peer) <= s->now_ns;
         if (due && peer->state == TD_PEER_RESTING)
             greet(s, p);
         else if (due)
-            td_peer_lost(s, p, TD_TIMEOUT,
-                         peer->state == TD_PEER_GREETING
-                             ? "the decode worker did not answer our hello"
-                             : "the decode worker is silent or does not return a landing slab");
+            td_peer_lost(s, p, TD_TIMEOUT, why_lost(s, peer));
         else if (peer->state == TD_PEER_OPEN && peer->beat_ns <= s->now_ns)
             beat(s, p);
     }

@@ -28,9 +28,10 @@ struct td_host {
     struct td_link_client *router;
     struct td_timer *deadline, *stop_timer;
     uint64_t deadline_ns; /* what the timer is set to */
+    uv_idle_t due;        /* active: it has come; the loop reads, without waiting, before it is told */
     uint32_t stop_ms;
-    uv_check_t check; /* looks for the end once stopping */
-    bool check_open, stopping;
+    uv_check_t check; /* behind reading: tells a deadline, looks for the end once stopping */
+    bool check_open, stopping; /* check_open: `due` too */
     struct td_error fault; /* status OK: none */
     struct td_notify notify; /* the service manager */
     struct td_timer *alive;  /* asks whether it deserves a sign of life */
@@ -146,6 +147,11 @@ static void on_alive(void *user) {
 
 static void on_check(uv_check_t *c) {
     struct td_host *h = c->data;
+    if (uv_is_active((uv_handle_t *)&h->due)) {
+        uv_idle_stop(&h->due);
+        h->deadline_ns = UINT64_MAX;
+        h->events->on_deadline(h->user);
+    }
     if (h->stopping && h->events->is_idle(h->user)) uv_stop(&h->loop);
 }
 
@@ -169,10 +175,15 @@ static void on_signal(void *user, int signum) {
     stop(user);
 }
 
+static void on_due(uv_idle_t *i) {
+    (void)i;
+}
+
+/* libuv runs timers before it reads. A loop that comes late, from a long callback or on a loaded
+ * machine, may have the answer lying there: nobody is judged by his silence before it is read. */
 static void on_deadline(void *user) {
     struct td_host *h = user;
-    h->deadline_ns = UINT64_MAX;
-    h->events->on_deadline(h->user);
+    uv_idle_start(&h->due, on_due);
 }
 
 /* ---- interface ---- */
@@ -202,6 +213,7 @@ static td_status open_parts(struct td_host *h, uint32_t max_peers, uint32_t send
         td_timer_create(&h->loop, on_stop_timer, h, &h->stop_timer) != TD_OK)
         return td_fail(err, TD_NO_MEMORY, "no memory for signals and timers");
     uv_check_init(&h->loop, &h->check);
+    uv_idle_init(&h->loop, &h->due);
     h->check.data = h;
     h->check_open = true;
     uv_check_start(&h->check, on_check);
@@ -286,7 +298,10 @@ td_status td_host_destroy(struct td_host *h) {
     td_timer_destroy(h->alive);
     td_notify_close(&h->notify);
     td_signals_destroy(h->signals);
-    if (h->check_open) uv_close((uv_handle_t *)&h->check, NULL);
+    if (h->check_open) {
+        uv_close((uv_handle_t *)&h->check, NULL);
+        uv_close((uv_handle_t *)&h->due, NULL);
+    }
     td_status st = td_loop_drain(&h->loop, DRAIN_MS);
     if (st == TD_OK) free(h); /* else a handle still points into it */
     return st;

@@ -17,7 +17,8 @@ struct td_host_events {
     void (*on_router_down)(void *user); /* the link was lost; it is dialed again */
     /* Fills in how much work there is; changes nothing. Also asked without a link. */
     void (*on_beat)(void *user, struct td_msg_heartbeat *beat, struct td_msg_ledger *ledger);
-    void (*on_deadline)(void *user); /* td_host_deadline has come */
+    /* td_host_deadline has come, and what had arrived by then was given out before. */
+    void (*on_deadline)(void *user);
     /* SIGTERM or SIGINT: the link to the router is closed; cancel everything. The loop goes on
      * until is_idle or until `stop_ms` have passed. */
     void (*on_stop)(void *user);

@@ -186,6 +186,16 @@ static void test_beats(void **state) {
     assert_string_equal(after(1000), "CLOSE 1\n");
 }
 
+/* A process that was stopped, or got no processor, does not take its own absence for the peer's;
+ * from then on the peer's silence counts. */
+static void test_own_absence(void **state) {
+    (void)state;
+    from_peer(1, hello(PREFILL));
+    assert_string_equal(after(10000), "peer BEAT\n");
+    assert_string_equal(after(999), "");
+    assert_string_equal(after(1), "CLOSE 1\n");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         T(test_greeting),
@@ -201,6 +211,7 @@ int main(void) {
         T(test_quarantine_until_the_link_is_quiet),
         T(test_quarantine_until_it_greets_again),
         T(test_beats),
+        T(test_own_absence),
     };
     (void)admit_ids, (void)keep, (void)computed;
     return cmocka_run_group_tests(tests, NULL, NULL);

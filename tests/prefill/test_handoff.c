@@ -166,9 +166,22 @@ static void test_silence_and_beats(void **state) {
     credit(1, 1, 3);
     assert_string_equal(after(39), "peer MANIFEST 4\n"); /* asks again */
     assert_string_equal(after(1), "peer ABORT TIMEOUT\npeer BEAT\nFAILED 1 TIMEOUT\nRELEASED 1\n");
-    after(159); /* heard 199 ms ago */
-    assert_null(strstr(said, "CLOSE"));
+    for (int k = 0; k < 3; k++)
+        assert_string_equal(after(40), "peer BEAT\n");
+    assert_string_equal(after(39), ""); /* heard 199 ms ago */
     assert_string_equal(after(1), "CLOSE\n");
+}
+
+/* A process that was stopped, or got no processor, does not take its own absence for the peer's;
+ * from then on the peer's silence counts. */
+static void test_own_absence(void **state) {
+    (void)state;
+    computed_600(2);
+    assert_string_equal(after(40), "peer BEAT\n");
+    assert_string_equal(after(1000), "peer BEAT\n");
+    assert_string_equal(after(40), "peer BEAT\n");
+    assert_string_equal(after(40), "peer BEAT\n");
+    assert_string_equal(after(40), "CLOSE\nFAILED 1 TIMEOUT\n");
 }
 
 static void test_credit_that_never_comes(void **state) {
@@ -208,6 +221,7 @@ int main(void) {
         T(test_resting_peers_make_room),
         T(test_refused_peer),
         T(test_silence_and_beats),
+        T(test_own_absence),
         T(test_credit_that_never_comes),
         T(test_bad_verdict_and_abort),
     };
