@@ -48,7 +48,7 @@ class Manager:
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(20)
+        code = self.process.wait(120)
         self.wait("STOPPING=1", 1)
         self.log.seek(0)
         text = self.log.read()
@@ -77,14 +77,14 @@ class TestNotify(unittest.TestCase):
             m.wait("STATUS=waiting for the router")
             self.assertNotIn("WATCHDOG=1", m.heard[:m.heard.index("READY=1")])
             for _ in range(3):  # alive also without a router
-                m.again("WATCHDOG=1", 10)
+                m.again("WATCHDOG=1")
         router = Manager("router", self.settings)
         router.wait("READY=1")
         self.assertTrue(os.path.exists(self.dir + "/router.sock"))  # ready: workers can dial
         router.wait("STATUS=serving on 127.0.0.1:")
         for m in (decode, prefill):
             m.wait("STATUS=serving; linked with router")
-        router.again("WATCHDOG=1", 10)
+        router.again("WATCHDOG=1")
         code, log = decode.stop()
         self.assertEqual(code, 0, log)
         router.again("STATUS=not ready: no decode worker is connected")
@@ -95,7 +95,7 @@ class TestNotify(unittest.TestCase):
     def test_not_ready_when_it_cannot_start(self):
         for role in ("decode", "router"):
             m = Manager(role, self.settings | {"model.dir": "/nonexistent"})
-            self.assertEqual(m.process.wait(30), 1)
+            self.assertEqual(m.process.wait(120), 1)
             with self.assertRaises(AssertionError):
                 m.wait("READY=1", 0.1)
             self.assertLessEqual(set(m.heard), {"STOPPING=1"})
@@ -118,7 +118,7 @@ class TestNotify(unittest.TestCase):
         self.assertIn("/nonexistent/notify", "".join(lines))
         p.terminate()
         p.stderr.close()
-        self.assertEqual(p.wait(20), 0)
+        self.assertEqual(p.wait(120), 0)
 
 
 if __name__ == "__main__":

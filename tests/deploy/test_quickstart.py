@@ -27,7 +27,7 @@ class TestQuickstart(unittest.TestCase):
     def quickstart(self, *args):
         env = {**os.environ, "PATH": f"{self.tools.name}:{os.environ['PATH']}"}
         return subprocess.run([TREE / "deploy" / "quickstart", *args], text=True, capture_output=True,
-                              env=env, timeout=20)
+                              env=env, timeout=60)
 
     def test_wrong_use(self):
         for args in (["--no-such"], ["--port"], ["--port", "0"], ["--port", "65536"], ["--port", "x"]):

@@ -6,13 +6,14 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+
+from machine import PATIENCE, free_port
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else TREE / "build").resolve()
@@ -33,12 +34,6 @@ def need(package):
     except ImportError:
         print(f"the PyPI package {package} is not installed")
         sys.exit(77)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Cluster:
@@ -64,7 +59,7 @@ class Cluster:
         self.config.write_text("".join(lines))
 
     def __enter__(self):
-        r = self.tool("up", "--config", self.config, "--timeout", "120")
+        r = self.tool("up", "--config", self.config, "--timeout", str(PATIENCE))
         if r.returncode != 0:
             self.print_logs()
             raise RuntimeError(f"tandem up: {r.stderr}")
@@ -122,7 +117,7 @@ class Cluster:
     @staticmethod
     def _ask(request):
         try:
-            with urllib.request.urlopen(request, timeout=120) as r:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as r:
                 status, text = r.status, r.read().decode()
         except urllib.error.HTTPError as e:
             status, text = e.code, e.read().decode()
@@ -133,7 +128,7 @@ class Cluster:
 
     def client(self):
         openai = need("openai")
-        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
     def ledgers(self):
         """{worker name: its ledger} as /v1/cluster shows it."""
@@ -141,7 +136,23 @@ class Cluster:
         assert status == 200, j
         return {w["name"]: w["ledger"] for w in j["workers"]}
 
-    def wait_baseline(self, seconds=5):
+    def fresh_ledgers(self, seconds=PATIENCE):
+        """The same, as every worker says it after this call: a beat that is heard may have been under
+        way, the next one was not."""
+        until = time.monotonic() + seconds
+        for _ in range(2):
+            since = asked = time.monotonic()
+            beats = [0]
+            while not all(asked - b > since for b in beats):
+                assert asked < until, f"no heartbeats in {seconds} s"
+                time.sleep(0.05)
+                asked = time.monotonic()
+                status, j = self.get("/v1/cluster")
+                assert status == 200, j
+                beats = [w["last_beat_s"] for w in j["workers"]]
+        return {w["name"]: w["ledger"] for w in j["workers"]}
+
+    def wait_baseline(self, seconds=PATIENCE):
         """Everything a worker ever owned is free again: pages, slots, slabs."""
         until = time.monotonic() + seconds
         while True:

@@ -22,6 +22,8 @@ except ImportError:
     print("the PyPI package openai is not installed")
     sys.exit(77)
 
+from machine import PATIENCE, free_port
+
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "common" / "text"))
 import reply_compare  # noqa: E402
 
@@ -50,9 +52,7 @@ class Setup:
     def __init__(self, workers=True, files=None, folder=MODEL_DIR, context=CONTEXT, **settings):
         self.folder, self.context = folder, context
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="td-", dir="/tmp"))
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         values = {
             "model.dir": folder, "model.name": "needle", "run_dir": self.dir,
@@ -66,7 +66,7 @@ class Setup:
         self.router = subprocess.Popen([ROUTER, *args], stdout=self.log, stderr=self.log,
                                        preexec_fn=limit)
         self.fake = None
-        self.api = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=60)
+        self.api = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE)
         if workers:
             self.start_workers()
             self.wait_ready()
@@ -79,10 +79,10 @@ class Setup:
 
     def stop_workers(self):
         self.fake.terminate()
-        self.fake.wait(20)
+        self.fake.wait(PATIENCE)
         self.fake = None
 
-    def wait(self, what, condition, seconds=30):
+    def wait(self, what, condition, seconds=PATIENCE):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if condition():
@@ -104,7 +104,7 @@ class Setup:
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
         request = urllib.request.Request(self.url + path, data, headers or {}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as r:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as r:
                 return r.status, r.headers, r.read().decode()
         except urllib.error.HTTPError as e:
             return e.code, e.headers, e.read().decode()
@@ -119,13 +119,13 @@ class Setup:
         return error, headers
 
     def connect(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def stop(self):
         if self.fake:
             self.stop_workers()
         self.router.terminate()
-        code = self.router.wait(20)
+        code = self.router.wait(PATIENCE)
         text = (self.dir / "router.log").read_text()
         assert code == 0, f"router ended with {code}\n{text}"
         for bad in ("runtime error", "AddressSanitizer", "LeakSanitizer"):

@@ -62,7 +62,7 @@ class Stream(threading.Thread):
 
     def __init__(self, c, b):
         super().__init__()
-        self.conn = http.client.HTTPConnection(c.url.removeprefix("http://"), timeout=120)
+        self.conn = http.client.HTTPConnection(c.url.removeprefix("http://"), timeout=e2e.PATIENCE)
         self.body, self.events, self.done, self.error = b | {"stream": True}, 0, False, None
         self.start()
 
@@ -92,7 +92,7 @@ class TestHungEngine(unittest.TestCase):
         self.assertEqual(status, 200, page)
         return next(w for w in page["workers"] if w["name"] == name)
 
-    def until(self, what, holds, seconds):
+    def until(self, what, holds, seconds=e2e.PATIENCE):
         end = time.monotonic() + seconds
         while not holds():
             self.assertLess(time.monotonic(), end, f"not in {seconds} s: {what}")
@@ -112,22 +112,22 @@ class TestHungEngine(unittest.TestCase):
             alone = [whole(c, b) for b in asked]
             pid = c.pid("decode@0")
             streams = [Stream(c, body(100 + i, 4000)) for i in range(4)]
-            self.until("every stream has begun", lambda: all(s.events > 3 for s in streams), 60)
+            self.until("every stream has begun", lambda: all(s.events > 3 for s in streams))
             self.until("both decode workers have work",
-                       lambda: all(self.worker(c, f"decode@{i}")["ledger"]["slots_owned"] for i in (0, 1)), 10)
+                       lambda: all(self.worker(c, f"decode@{i}")["ledger"]["slots_owned"] for i in (0, 1)))
             engine = self.stop(c, "decode@0")
             begun = time.monotonic()
             try:
                 with concurrent.futures.ThreadPoolExecutor(4) as pool:
                     # Some of these wait for the engine that hangs, and move on.
                     answers = [pool.submit(whole, c, b) for b in asked]
-                    self.until("decode@0 is stalled", lambda: self.worker(c, "decode@0")["stalled"], 60)
+                    self.until("decode@0 is stalled", lambda: self.worker(c, "decode@0")["stalled"])
                     self.assertGreater(time.monotonic() - begun, TIMEOUT_MS / 1e3 / 2)
                     self.assertEqual(c.get("/ready")[0], 200)
-                    self.assertEqual([a.result(120) for a in answers], alone)
+                    self.assertEqual([a.result(e2e.PATIENCE) for a in answers], alone)
                 self.assertEqual(whole(c, asked[0]), alone[0])
                 for s in streams:
-                    s.join(120)
+                    s.join(e2e.PATIENCE)
                     self.assertFalse(s.is_alive())
                 ended = [s for s in streams if not s.done]
                 # What was shown cannot be taken back: an honest error, for those of that worker alone.
@@ -137,8 +137,8 @@ class TestHungEngine(unittest.TestCase):
                 self.assertTrue(self.worker(c, "decode@0")["stalled"])  # and its link is still up
             finally:
                 engine.__exit__()
-            self.until("decode@0 goes on", lambda: not self.worker(c, "decode@0")["stalled"], 60)
-            c.wait_baseline(60)
+            self.until("decode@0 goes on", lambda: not self.worker(c, "decode@0")["stalled"])
+            c.wait_baseline()
             with concurrent.futures.ThreadPoolExecutor(4) as pool:
                 self.assertEqual(list(pool.map(lambda b: whole(c, b), asked)), alone)
             self.assertEqual(c.pid("decode@0"), pid)
@@ -156,8 +156,8 @@ class TestHungEngine(unittest.TestCase):
                 self.assertEqual(whole(c, asked[1]), alone[1])
             finally:
                 engine.__exit__()
-            self.until("prefill@0 goes on", lambda: not self.worker(c, "prefill@0")["stalled"], 60)
-            c.wait_baseline(60)
+            self.until("prefill@0 goes on", lambda: not self.worker(c, "prefill@0")["stalled"])
+            c.wait_baseline()
             self.assertNotIn("is lost", (c.dir / "router.log").read_text())
 
 

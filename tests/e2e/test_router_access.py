@@ -9,7 +9,7 @@ import tempfile
 import anthropic
 import openai
 
-from router_frame import Setup, body_of, in_flight, joined, main, user
+from router_frame import PATIENCE, Setup, body_of, in_flight, joined, main, user
 
 ANN, BOB, NEW = "ann-" + "a" * 20, "bob-" + "b" * 20, "new-" + "n" * 20
 PAGE = "https://chat.example.org"
@@ -28,10 +28,10 @@ class Keyed(Setup):
         self.ann, self.bob = self.client(ANN), self.client(BOB)
 
     def client(self, key):
-        return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=PATIENCE)
 
     def anthropic(self, key):
-        return anthropic.Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=60)
+        return anthropic.Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=PATIENCE)
 
     def reload(self):
         self.router.send_signal(signal.SIGHUP)
@@ -148,13 +148,13 @@ def own_bad_files():
             make()
             try:
                 s = Setup(workers=False, router__api_keys_file=path)
-                s.router.wait(20)
+                s.router.wait(PATIENCE)
                 assert s.router.returncode == 2, s.router.returncode
                 assert says in s.logs(), s.logs()
             finally:
                 s.router.kill()
     s = Setup(workers=False, router__cors_origins="https://a.example/path")
-    assert s.router.wait(20) == 2 and "router.cors_origins" in s.logs()
+    assert s.router.wait(PATIENCE) == 2 and "router.cors_origins" in s.logs()
 
 
 ASK = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os"}

@@ -4,7 +4,7 @@ router_frame.py."""
 import json
 import sys
 
-from router_frame import ARGUMENTS, CALL, MODEL_DIR, OTHER, WEATHER, D, Script, T, calls, main, user
+from router_frame import ARGUMENTS, CALL, MODEL_DIR, OTHER, PATIENCE, WEATHER, D, Script, T, calls, main, user
 
 try:
     import anthropic
@@ -22,7 +22,7 @@ class Client:
         self.script = Script(MODEL_DIR)
         self.setup = self.script.setup
         self.stop, self.logs = self.setup.stop, self.setup.logs
-        self.api = anthropic.Anthropic(base_url=self.setup.url, api_key="none", max_retries=0, timeout=60)
+        self.api = anthropic.Anthropic(base_url=self.setup.url, api_key="none", max_retries=0, timeout=PATIENCE)
 
     def body(self, text, **more):
         return {"model": "needle", "max_tokens": 4000, "messages": user(self.script.say(text)), **more}

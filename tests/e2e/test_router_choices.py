@@ -77,7 +77,7 @@ def test_a_prompt_fails(s):
         raise AssertionError("a broken stream looked whole")
     except openai.APIError as e:
         assert "asked to fail" in str(e)
-    s.wait("everything to end", lambda: '"live":0,"queued":0,"tombstones":0,' in s.get("/v1/cluster")[2], 5)
+    s.wait("everything to end", lambda: '"live":0,"queued":0,"tombstones":0,' in s.get("/v1/cluster")[2])
 
 
 def test_a_choice_fails(s):
@@ -89,12 +89,12 @@ def test_a_choice_fails(s):
             raise AssertionError("a broken stream looked whole")
         except openai.APIError as e:
             assert "asked to fail" in str(e)
-    s.wait("everything to end", lambda: '"live":0,"queued":0,"tombstones":0,' in s.get("/v1/cluster")[2], 5)
+    s.wait("everything to end", lambda: '"live":0,"queued":0,"tombstones":0,' in s.get("/v1/cluster")[2])
     status, _, text = s.get("/v1/chat/completions", "POST", body_of("@fail one two three four", n=3))
     assert status == 500 and "asked to fail" in text
     text = "@one two three four five"
     assert [c.message.content for c in chat(s, text, n=3).choices] == [text] * 3
-    s.wait("everything to end", lambda: '"live":0,"queued":0,"tombstones":0,' in s.get("/v1/cluster")[2], 5)
+    s.wait("everything to end", lambda: '"live":0,"queued":0,"tombstones":0,' in s.get("/v1/cluster")[2])
 
 
 def test_client_leaves_choices(s):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from router_frame import MAX_BODY, body_of, chat, in_flight, joined, main, raw_post, read_all
+from router_frame import MAX_BODY, PATIENCE, body_of, chat, in_flight, joined, main, raw_post, read_all
 
 def test_body_limit(s):
     status, _, text = s.get("/v1/completions", "POST", b"x" * (MAX_BODY + 1))
@@ -169,10 +169,8 @@ def test_slow_client(s):
                            body_of("@fast abc def", stream=True, max_tokens=8000, ignore_eos=True,
                                    logprobs=True, top_logprobs=5), b"Connection: close\r\n"))
         s.wait("the answer is complete", lambda: in_flight(s) == [])
-        begin = time.monotonic()
         for i in range(5):
             assert chat(s, f"quick {i}").choices[0].message.content == f"quick {i}"
-        assert time.monotonic() - begin < 10
         data = read_all(c)
     assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert data.count(b'"finish_reason":"length"') == 1
@@ -180,11 +178,13 @@ def test_slow_client(s):
 
 def test_keep_alive_comments(s):
     with s.connect() as c:  # while there is no token yet
-        c.sendall(raw_post(b"/v1/responses", b'{"model": "needle", "input": "@hang on", "stream": true}'))
         data, begin = b"", time.monotonic()
-        while b": keep-alive\n\n" not in data and time.monotonic() < begin + 20:
-            data += c.recv(65536)
-        assert b": keep-alive\n\n" in data and b"response.in_progress" in data and 4 < time.monotonic() - begin < 12
+        c.sendall(raw_post(b"/v1/responses", b'{"model": "needle", "input": "@hang on", "stream": true}'))
+        while b": keep-alive\n\n" not in data:
+            more = c.recv(65536)
+            assert more, data
+            data += more
+        assert b"response.in_progress" in data and time.monotonic() - begin > 4
     with s.connect() as c:
         c.sendall(raw_post(b"/v1/chat/completions", body_of("@quiet one two three", stream=True),
                            b"Connection: close\r\n"))
@@ -193,21 +193,22 @@ def test_keep_alive_comments(s):
 
 
 def test_curl(s):
-    """Chunks come as tokens do, not at the end."""
-    words = "@slow " + "one two three four five " * 8
+    """Chunks come as tokens do, not at the end: the first is here while the worker makes the others."""
+    words = "@slow " + "one two three four five " * 60
     p = subprocess.Popen(["curl", "-sN", "-H", "Content-Type: application/json", "-d", "@-", s.url + "/v1/chat/completions"],
                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     p.stdin.write(body_of(words, stream=True).decode())
     p.stdin.close()
-    times, text, last = [], "", ""
+    text, last = "", ""
     for line in p.stdout:
         last = line.strip() or last
         if line.startswith("data: {"):
-            times.append(time.monotonic())
+            first = not text
             for choice in json.loads(line[6:])["choices"]:
                 text += choice["delta"].get("content") or ""
-    assert p.wait(20) == 0 and (text, last) == (words, "data: [DONE]")
-    assert times[-1] - times[0] > 0.02 * 30 and times[len(times) // 2] - times[0] > 0.02 * 10, "it came at once"
+            if first and text:
+                assert len(in_flight(s)) == 1, "it came at once"
+    assert p.wait(PATIENCE) == 0 and (text, last) == (words, "data: [DONE]")
 
 
 def test_pages(s):

@@ -11,7 +11,7 @@ except ImportError:
     print("the PyPI package anthropic is not installed")
     sys.exit(77)
 
-from router_frame import Setup, body_of, chat, main, raw_post, read_all, user
+from router_frame import PATIENCE, Setup, body_of, chat, main, raw_post, read_all, user
 
 PHASES = ("prepare", "queue", "prefill", "transfer", "decode")
 ASK = {"extra_body": {"return_timings": True}}
@@ -36,7 +36,7 @@ def check(t):
 def all_ways(s):
     """The ledger of one answer of every API, whole and streamed."""
     usage = {"stream_options": {"include_usage": True}}
-    messages = anthropic.Anthropic(base_url=s.url, api_key="none", max_retries=0, timeout=60).messages
+    messages = anthropic.Anthropic(base_url=s.url, api_key="none", max_retries=0, timeout=PATIENCE).messages
     ask = {"model": "needle", "messages": user("one two"), **ASK}
     yield s.api.chat.completions.create(**ask).usage
     yield list(s.api.chat.completions.create(**ask, stream=True, **usage))[-1].usage

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from router_frame import MODEL_DIR, ROUTER, Setup, body_of, chat, in_flight, joined, main, openai, raw_post, read_all, user
+from router_frame import MODEL_DIR, PATIENCE, ROUTER, Setup, body_of, chat, in_flight, joined, main, openai, raw_post, read_all, user
 
 def test_disconnect(s):
     before = s.seen().count("cancel decode")
@@ -72,7 +72,7 @@ def own_router_stops():
             s.router.terminate()
             data += read_all(stream)
             answer = read_all(whole)
-        assert s.router.wait(20) == 0
+        assert s.router.wait(PATIENCE) == 0
         assert b'data: {"error":{' in data and b"the router is stopping" in data, data[-300:]
         assert b"[DONE]" not in data and not data.endswith(b"0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 503 ") and b"Retry-After: " in answer, answer[:300]
@@ -98,7 +98,7 @@ def own_few_descriptors():
         assert "400 open files allow 80 connections" in s.logs()
         held = [s.connect() for _ in range(500)]
         s.start_workers()
-        s.wait("the workers' links", lambda: s.logs().count(" is up: epoch ") == 2, 10)
+        s.wait("the workers' links", lambda: s.logs().count(" is up: epoch ") == 2)
         for c in held:
             c.close()
         s.wait_ready()
@@ -119,7 +119,7 @@ def own_workers_twice():
             assert chat(s, f"answer {i}").choices[0].message.content == f"answer {i}"
         assert "is lost" not in log()
         first.terminate()
-        assert first.wait(20) == 0
+        assert first.wait(PATIENCE) == 0
         s.wait("the second ones", lambda: log().count(" is up: epoch ") == 4)
         s.wait_ready()
         assert chat(s, "after").choices[0].message.content == "after"
@@ -173,7 +173,7 @@ def own_stop_with_requests():
     stream = chat(s, "@slow " + "word " * 100, stream=True)
     next(iter(stream))
     s.router.terminate()
-    assert s.router.wait(20) == 0
+    assert s.router.wait(PATIENCE) == 0
     assert "cancel decode" in s.seen()
     s.stop()
 
@@ -206,7 +206,7 @@ def own_workers_killed():
             s.fake.kill()
             s.fake.wait()
             s.start_workers()
-            outcomes.update(a.result(timeout=60) for a in answers)
+            outcomes.update(a.result(timeout=PATIENCE) for a in answers)
             s.wait_ready()
     print(dict(outcomes))
     assert not any(o.startswith("WRONG") for o in outcomes), outcomes
@@ -218,13 +218,13 @@ def own_workers_killed():
 
 def own_bad_start():
     s = Setup(workers=False, model__dir="/nonexistent")
-    assert s.router.wait(20) == 1 and "/nonexistent" in (s.dir / "router.log").read_text()
+    assert s.router.wait(PATIENCE) == 1 and "/nonexistent" in (s.dir / "router.log").read_text()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         r = subprocess.run([ROUTER, "--set", f"model.dir={MODEL_DIR}", "--set", f"router.listen=127.0.0.1:{port}"],
-                           capture_output=True, text=True, timeout=20)
+                           capture_output=True, text=True, timeout=PATIENCE)
         assert r.returncode == 1 and "already in use" in r.stderr, r.stderr
     r = subprocess.run([ROUTER, "--set", "nonsense=1"], capture_output=True, text=True)
     assert r.returncode == 2 and "nonsense" in r.stderr

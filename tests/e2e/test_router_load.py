@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 
-from router_frame import main
+from router_frame import PATIENCE, main
 
 REQUESTS = 30
 # On the path, or where deploy/packages --with-tests puts it.
@@ -22,7 +22,7 @@ def aiperf(s, kind):
     r = subprocess.run([AIPERF, "profile", "-m", "needle", "--url", s.url, "--endpoint-type", kind, "--streaming", "--tokenizer", s.folder,
                         "--concurrency", "8", "--request-count", str(REQUESTS), "--synthetic-input-tokens-mean", "50", "--output-tokens-mean", "20",
                         "--random-seed", "7", "--ui", "none", "--artifact-dir", out],
-                       text=True, capture_output=True, timeout=200, env={**os.environ, "HF_HUB_DISABLE_TELEMETRY": "1"})
+                       text=True, capture_output=True, timeout=PATIENCE, env={**os.environ, "HF_HUB_DISABLE_TELEMETRY": "1"})
     assert r.returncode == 0, r.stdout[-3000:] + r.stderr[-1000:]
     return json.loads((out / "profile_export_aiperf.json").read_text())
 

@@ -226,7 +226,7 @@ class Structured:
 
     def test_anthropic(self):
         anthropic = e2e.need("anthropic")
-        client = anthropic.Anthropic(base_url=self.cluster.url, api_key="none", max_retries=0, timeout=120)
+        client = anthropic.Anthropic(base_url=self.cluster.url, api_key="none", max_retries=0, timeout=e2e.PATIENCE)
         tools = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in TOOLS]
         used = 0
         for seed, choice in enumerate([{"type": "any"}, {"type": "tool", "name": "book"}, {"type": "tool", "name": "hang_up"}]):

@@ -107,7 +107,7 @@ static void open_pair(const struct td_plane_events *ea) {
 static void close_pair(void) {
     td_plane_destroy(a.plane);
     td_plane_destroy(b.plane);
-    assert_int_equal(td_loop_drain(&loop, 2000), TD_OK);
+    assert_int_equal(td_loop_drain(&loop, TEST_LIMIT_MS), TD_OK);
 }
 
 static void send_beat(struct side *from, uint64_t seq) {

@@ -103,7 +103,7 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     (void)state;
-    return td_loop_drain(&loop, 3000) == TD_OK ? 0 : -1;
+    return td_loop_drain(&loop, TEST_LIMIT_MS) == TD_OK ? 0 : -1;
 }
 
 static struct td_link_server *serve(const char *name, struct side *s) {
@@ -362,7 +362,7 @@ static void test_silence(void **state) {
     struct reply_wait w = {.fd = mute};
     assert_true(test_until_ms(&loop, ended, &w, TEST_LIMIT_MS));
     uint64_t ms = (td_now_ns() - start) / 1000000;
-    assert_true(ms >= TIMEOUT_MS && ms < 10 * TIMEOUT_MS);
+    assert_true(ms >= TIMEOUT_MS);
     close(mute);
     int fd = test_raw_connect(test_path("mute")); /* says hello, then nothing */
     struct td_msg m = {.type = TD_MSG_HELLO, .hello = hello};
@@ -445,10 +445,9 @@ static void test_process_killed(void **state) {
     struct td_link_server *server = serve("kill", &s);
     pid_t pid = fork_worker("kill");
     assert_true(test_until_ms(&loop, is_up, &s, TEST_LIMIT_MS));
-    uint64_t start = td_now_ns();
     kill(pid, SIGKILL);
     assert_true(test_until_ms(&loop, is_down, &s, TEST_LIMIT_MS));
-    assert_true(td_now_ns() - start < TIMEOUT_MS / 2 * 1000000u); /* at once, not by silence */
+    assert_null(strstr(s.text, "nothing was heard")); /* at once, not by silence */
     assert_int_equal(waitpid(pid, NULL, 0), pid);
     td_link_server_destroy(server);
 }

@@ -17,7 +17,11 @@ enum { CLUSTER_SLOW = 6 }; /* kernels take that many times as long, and more */
 enum { CLUSTER_SLOW = 1 };
 #endif
 enum { CLUSTER_SETTINGS = 8 };
-enum { CLUSTER_REQUESTS = 64, CLUSTER_TOKENS = 512, CLUSTER_WAIT_MS = 60000 * CLUSTER_SLOW };
+enum {
+    CLUSTER_REQUESTS = 64,
+    CLUSTER_TOKENS = 512,
+    CLUSTER_WAIT_MS = CLUSTER_SLOW > 1 ? 900000 : 300000, /* only a hang takes so long */
+};
 
 struct leg { /* what one worker said about a request */
     bool replied, finished, failed, released;
@@ -87,6 +91,11 @@ void cluster_start(struct cluster *c, const char *prefill, const char *decode, c
 /* The same with other settings than the usual ones, kept by pointer. */
 void cluster_start_with(struct cluster *c, const char *prefill, const char *decode,
                         const char *model, const char *const *settings);
+/* Its two halves. Between them belongs what keeps the loop long, as opening UCX does on a loaded
+ * machine: the workers would hear nothing from their router meanwhile. */
+void cluster_open(struct cluster *c, const char *prefill, const char *decode, const char *model,
+                  const char *const *settings);
+void cluster_launch(struct cluster *c);
 /* SIGTERM to both; true when both ended with 0, in time and without residue in their logs. */
 bool cluster_stop(struct cluster *c);
 

@@ -43,6 +43,8 @@ static void on_accept(void *user, struct td_xfer_peer *peer) {
 
 static void pass(struct relay *r, struct td_xfer_peer *to, const struct td_msg *m) {
     struct relay_pair *p = pair_of(r, to);
+    r->welcomes += m->type == TD_MSG_PEER_WELCOME && m->peer_welcome.status == TD_OK;
+    r->verdicts += m->type == TD_MSG_VERDICT && m->verdict.status == TD_OK;
     if (p && td_plane_send(r->plane, to, m, soon(), NULL) != TD_OK) close_both(p);
 }
 

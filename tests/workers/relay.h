@@ -36,10 +36,11 @@ struct relay {
     bool is_late; /* `late` waits for the next message to `late_to` */
     struct td_msg late;
     struct td_xfer_peer *late_to;
-    uint64_t passed;
+    uint64_t passed, welcomes, verdicts; /* messages; the last two: those that said OK */
 };
 
-/* td_xfer_env must have been called. From now on the cluster's prefill dials the relay. */
+/* td_xfer_env must have been called, the cluster is open. From now on its prefill dials the relay.
+ */
 void relay_open(struct relay *r, struct cluster *c);
 void relay_close(struct relay *r);
 /* Ends both sides of every link. */

@@ -16,11 +16,12 @@
 
 #include <cmocka.h>
 
+#include "common/base/clock.h"
 #include "common/xfer/xfer.h"
 #include "tests/workers/relay.h"
 
 /* Two chunks and a rest; one page block suffices where the kernels are slow. */
-enum { PROMPT = CLUSTER_SLOW > 1 ? 130 : 520, VOCAB = 2000, NEW_TOKENS = 5, TRIES = 20 };
+enum { PROMPT = CLUSTER_SLOW > 1 ? 130 : 520, VOCAB = 2000, NEW_TOKENS = 5 };
 
 static const char *prefill_program, *decode_program, *model_dir;
 static uint64_t seed;
@@ -31,11 +32,10 @@ static struct request alone; /* what decode says without a handoff */
 
 static const struct td_sampling greedy = {.top_p = 1, .logprobs = true, .ignore_eos = true};
 
-/* Long enough for a loaded machine, short enough to wait for often. */
-static const char *const settings[] = {
-    CLUSTER_SLOW > 1 ? "peer_timeout_ms=3000" : "peer_timeout_ms=800",
-    CLUSTER_SLOW > 1 ? "transfer_timeout_ms=4000" : "transfer_timeout_ms=1200",
-    CLUSTER_SLOW > 1 ? "lease_ms=6000" : "lease_ms=2000", NULL};
+/* Every one of them is waited for, and none may pass while an honest process waits its turn for a
+ * processor: the machine has other tests to run. The lease covers a chunk's computing too. */
+static const char *const settings[] = {"peer_timeout_ms=3000", "transfer_timeout_ms=4000",
+                                       "lease_ms=8000", NULL};
 
 /* The moments of a handoff. */
 static const struct step {
@@ -66,6 +66,10 @@ static bool in_quarantine(void *c) {
 }
 static bool no_quarantine(void *c) {
     return ((struct cluster *)c)->decode.ledger.landing_quarantined == 0;
+}
+static uint64_t welcomes_before;
+static bool greeted_again(void *r) {
+    return ((struct relay *)r)->welcomes > welcomes_before;
 }
 static bool prefill_holds_nothing(void *arg) {
     const struct cluster *c = arg;
@@ -107,8 +111,9 @@ static bool retryable(td_status st) {
 
 /* A handoff that nobody disturbs; tried again, as the router does, while links come back. */
 static void honest(const char *what) {
+    uint64_t end = td_now_ns() + CLUSTER_WAIT_MS * 1000000ull;
     relay_arm(&relay, 0, false, RELAY_PASS);
-    for (int k = 0; k < TRIES; k++) {
+    for (int k = 0; k == 0 || td_now_ns() < end; k++) {
         struct request *r = cluster_begin(&cluster, ids, PROMPT, NEW_TOKENS, &greedy, false, false);
         while (!request_over(r) && !r->prefill.failed && !r->decode.failed)
             uv_run(&cluster.loop, UV_RUN_ONCE);
@@ -137,9 +142,10 @@ static bool hit_or_failed(void *arg) {
 }
 
 /* Begins a handoff; returns when the armed message has passed. Tried again when it failed before:
- * a loss done earlier may still end the link (a credit is missed only by its deadline). */
+ * a link that was ended may still be coming back. */
 static struct request *disturb(const struct step *s, enum relay_action action) {
-    for (int k = 0; k < TRIES; k++) {
+    uint64_t end = td_now_ns() + CLUSTER_WAIT_MS * 1000000ull;
+    for (int k = 0; k == 0 || td_now_ns() < end; k++) {
         struct request *r = cluster_begin(&cluster, ids, PROMPT, NEW_TOKENS, &greedy, false, true);
         UNTIL(s->name, has_reply, r);
         assert_int_equal(r->decode.reply.status, TD_OK);
@@ -194,10 +200,12 @@ static void test_decode_stops(void **state) {
     for (int i = 0; i<STEPS; i += CLUSTER_SLOW> 1 ? 2 : 1) {
         const char *what = steps[i].name;
         strike(&cluster.decode, SIGSTOP);
+        uint64_t verdicts = relay.verdicts;
         struct request *r = disturb(&steps[i], RELAY_SIGNAL);
         UNTIL(what, prefill_done, r); /* without a word from decode */
         UNTIL(what, prefill_holds_nothing, &cluster);
-        bool verdict = steps[i].type == TD_MSG_VERDICT;
+        bool verdict = relay.verdicts > verdicts; /* it may have come before the signal */
+        if (steps[i].type == TD_MSG_VERDICT) assert_true(verdict);
         if (r->prefill.failed == verdict)
             fail_msg("%s: prefill %s", what, verdict ? r->prefill.failure.text : "did not fail");
         if (r->prefill.failed && !retryable(r->prefill.failure.status))
@@ -269,10 +277,13 @@ static void test_decode_dies(void **state) {
     for (int i = 0; i<STEPS; i += CLUSTER_SLOW> 1 ? 3 : 1) {
         const char *what = steps[i].name;
         strike(&cluster.decode, SIGKILL);
+        uint64_t verdicts = relay.verdicts;
         struct request *r = disturb(&steps[i], RELAY_SIGNAL);
         UNTIL(what, prefill_done, r);
         UNTIL(what, prefill_holds_nothing, &cluster);
-        if (r->prefill.failed == (steps[i].type == TD_MSG_VERDICT))
+        bool verdict = relay.verdicts > verdicts; /* it may have come before the signal */
+        if (steps[i].type == TD_MSG_VERDICT) assert_true(verdict);
+        if (r->prefill.failed == verdict)
             fail_msg("%s: %s", what, r->prefill.failed ? r->prefill.failure.text : "no error");
         expect_no_wrong_token(what, r);
         cluster_forget(r);
@@ -295,12 +306,15 @@ static void expect_whole(const char *what, struct request *r) {
 }
 
 /* Manifest and verdict are said again until they are answered; what else is lost ends the attempt,
- * save a credit, of one slab, where the others may suffice. */
+ * save a credit, of one slab, where the others may suffice. With SLAB or CREDIT a landing slab is
+ * lost: prefill misses it by its deadline, whatever became of the attempt, and only a new link
+ * brings it back. That is waited for, or it would strike a later handoff. */
 static void test_lost(void **state) {
     (void)state;
     for (int i = 0; i<STEPS; i += CLUSTER_SLOW> 1 ? 2 : 1) {
         const char *what = steps[i].name;
         struct request *r = disturb(&steps[i], RELAY_DROP);
+        welcomes_before = relay.welcomes;
         if (steps[i].type == TD_MSG_MANIFEST || steps[i].type == TD_MSG_VERDICT) {
             expect_whole(what, r);
             honest(what);
@@ -315,6 +329,8 @@ static void test_lost(void **state) {
         UNTIL(what, request_over, r);
         expect_no_wrong_token(what, r);
         cluster_forget(r);
+        if (steps[i].type == TD_MSG_SLAB || steps[i].type == TD_MSG_CREDIT)
+            UNTIL(what, greeted_again, &relay);
         honest(what);
         settle(what);
     }
@@ -358,8 +374,9 @@ static int start(void **state) {
         z = z * 6364136223846793005u + 1442695040888963407u;
         ids[i] = (int32_t)(3 + (z >> 33) % VOCAB);
     }
-    cluster_start_with(&cluster, prefill_program, decode_program, model_dir, settings);
+    cluster_open(&cluster, prefill_program, decode_program, model_dir, settings);
     relay_open(&relay, &cluster);
+    cluster_launch(&cluster);
     struct request *r = cluster_begin(&cluster, ids, PROMPT, NEW_TOKENS, &greedy, true, false);
     if (!cluster_until(&cluster, request_over, r) || !r->decode.finished) return -1;
     alone = *r;

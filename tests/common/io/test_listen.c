@@ -112,7 +112,7 @@ static void test_no_memory_for_a_stream(void **state) {
     assert_true(test_until_ms(&loop, is_answered, NULL, TEST_LIMIT_MS));
     close(client_fd);
     td_listener_close(l);
-    assert_int_equal(td_loop_drain(&loop, 2000), TD_OK);
+    assert_int_equal(td_loop_drain(&loop, TEST_LIMIT_MS), TD_OK);
 }
 
 static void serve_with_few_descriptors(const char *path, int ready) {

@@ -22,7 +22,7 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     (void)state;
-    return td_loop_drain(&loop, 2000) == TD_OK ? 0 : -1;
+    return td_loop_drain(&loop, TEST_LIMIT_MS) == TD_OK ? 0 : -1;
 }
 
 static void count(void *user) {
@@ -90,7 +90,7 @@ static void test_drain_tells_leaks(void **state) {
     uv_timer_start(&leaked, test_tick, 100000, 0);
     assert_int_equal(td_loop_drain(&other, 20), TD_BUSY);
     uv_close((uv_handle_t *)&leaked, NULL);
-    assert_int_equal(td_loop_drain(&other, 1000), TD_OK);
+    assert_int_equal(td_loop_drain(&other, TEST_LIMIT_MS), TD_OK);
 }
 
 /* ---- jobs ---- */

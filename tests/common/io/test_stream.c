@@ -88,7 +88,7 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     (void)state;
-    return td_loop_drain(&loop, 2000) == TD_OK ? 0 : -1; /* every handle was closed */
+    return td_loop_drain(&loop, TEST_LIMIT_MS) == TD_OK ? 0 : -1; /* every handle was closed */
 }
 
 static struct td_listener *listen_at(const char *address, struct end *server) {
@@ -319,7 +319,7 @@ static void test_flush_gives_up(void **state) {
     td_stream_close_flushed(server.s, 30);
     td_listener_close(l);
     /* teardown would fail if the stream waited for its peer */
-    assert_int_equal(td_loop_drain(&loop, 2000), TD_OK);
+    assert_int_equal(td_loop_drain(&loop, TEST_LIMIT_MS), TD_OK);
     uv_loop_init(&loop);
     close(fd);
 }

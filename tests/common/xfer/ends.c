@@ -120,11 +120,16 @@ void end_connect(struct end *e, const void *address, size_t len) {
 
 bool ends_run(struct end **ends, size_t n, bool (*done)(void *user), void *user, unsigned ms) {
     uint64_t stop = td_now_ns() + (uint64_t)ms * 1000000u;
+    bool overslept = false;
     while (!done(user)) {
         if (td_now_ns() >= stop) return false;
         bool moved = false;
-        for (size_t i = 0; i < n; i++)
-            moved |= td_xfer_progress(ends[i]->x);
+        for (size_t i = 0; i < n; i++) {
+            bool did = td_xfer_progress(ends[i]->x);
+            ends[i]->missed += did && overslept;
+            moved |= did;
+        }
+        overslept = false;
         if (moved || done(user)) continue;
         struct pollfd fds[8];
         int wait = 20;
@@ -135,7 +140,7 @@ bool ends_run(struct end **ends, size_t n, bool (*done)(void *user), void *user,
             if (w == TD_XFER_POLL && wait > 1) wait = 1;
             if (w == TD_XFER_POLL) ends[i]->polls++;
         }
-        if (wait) poll(fds, n, wait);
+        if (wait) overslept = poll(fds, n, wait) == 0 && wait > 1;
     }
     return true;
 }
@@ -251,13 +256,13 @@ static void admit(struct end *e, struct td_xfer_peer *peer) {
 }
 
 static void obey(struct end *e, struct td_xfer_peer *peer, const void *bytes, size_t len) {
-    (void)e;
     struct order o;
     NEED(len == sizeof o, "an order of %zu bytes", len);
     memcpy(&o, bytes, sizeof o);
     if (o.op == OP_VERIFY)
         o.op = pattern_is((char *)td_xfer_region_base(region) + o.offset, o.len, o.seed) ? OP_OK
                                                                                          : OP_BAD;
+    if (o.op == OP_HELLO) o.seed = e->missed;
     o.epoch = my_epoch;
     if (td_xfer_send(peer, &o, sizeof o, UINT64_MAX) != TD_OK) e->echo_busy++;
 }
@@ -300,7 +305,7 @@ int receiver_main(void) {
     }
     struct end *ends[] = {&e};
     /* Longer than any test; a test that ends kills it. */
-    ends_run(ends, 1, never, &e, 120000);
+    ends_run(ends, 1, never, &e, 10 * ENDS_WAIT_MS);
     td_xfer_region_free(region);
     end_close(&e);
     return 0;

@@ -10,6 +10,8 @@
 
 #include "common/xfer/xfer.h"
 
+enum { ENDS_WAIT_MS = 60000 }; /* for what must happen: only a hang takes so long */
+
 struct end {
     struct td_xfer *x;
     struct td_cluster_key *key;
@@ -24,6 +26,8 @@ struct end {
     void (*on_accept)(struct end *e, struct td_xfer_peer *peer);
     void (*on_message)(struct end *e, struct td_xfer_peer *peer, const void *bytes, size_t len);
     unsigned polls; /* times the loop was told to poll */
+    unsigned
+        missed; /* times it slept in vain: there was work, and the descriptor had not said so */
 };
 
 /* Sets UCX up for the lane that the first argument names, "tcp" (on the loopback interface) or
@@ -61,7 +65,7 @@ bool pattern_is(const void *p, size_t len, uint64_t seed);
 enum { RECEIVER_REGION = 16 << 20 };
 
 enum op { OP_HELLO = 1, OP_VERIFY, OP_OK, OP_BAD };
-struct order { /* the messages between a test and its receiver */
+struct order { /* the messages between a test and its receiver; HELLO's answer: seed is `missed` */
     uint64_t op, epoch, offset, len, seed;
 };
 

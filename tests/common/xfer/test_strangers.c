@@ -73,6 +73,12 @@ static bool b_closed(void *user) {
     (void)user;
     return b.closed > 0;
 }
+static bool two_dropped(void *user) {
+    (void)user;
+    struct td_xfer_counts n;
+    td_xfer_counts(b.x, &n);
+    return n.malformed_dropped >= 2;
+}
 static bool never(void *user) {
     (void)user;
     return false;
@@ -97,7 +103,7 @@ static void expect_honest_link(void) {
     end_open(&c, 4, 8);
     end_connect(&c, address, len);
     assert_int_equal(td_xfer_send(c.peer, "hello", 5, UINT64_MAX), TD_OK);
-    assert_true(ends_run(two, 2, b_heard, &heard, 5000));
+    assert_true(ends_run(two, 2, b_heard, &heard, ENDS_WAIT_MS));
     end_close(&c);
 }
 
@@ -107,9 +113,9 @@ static void test_another_key(void **state) {
     end_open(&a, 16, 8);
     call();
     assert_int_equal(td_xfer_send(a.peer, "secret", 6, UINT64_MAX), TD_OK);
-    assert_true(ends_run(both, 2, stranger_seen, NULL, 5000));
+    assert_true(ends_run(both, 2, stranger_seen, NULL, ENDS_WAIT_MS));
     assert_non_null(strstr(b.sentence, "greeted us"));
-    assert_true(ends_run(both, 2, a_lost, NULL, 5000));
+    assert_true(ends_run(both, 2, a_lost, NULL, ENDS_WAIT_MS));
     assert_non_null(strstr(a.sentence, "cluster key"));
     assert_int_equal(b.accepted + b.messages, 0);
     expect_honest_link();
@@ -124,7 +130,7 @@ static void test_callers_who_do_not_answer(void **state) {
         call();
     /* Until their greetings have left; what comes back is never read. */
     struct td_xfer_counts n;
-    uint64_t stop = td_now_ns() + 5000000000u;
+    uint64_t stop = td_now_ns() + ENDS_WAIT_MS * 1000000ull;
     struct td_xfer_peer *held = NULL;
     do {
         td_xfer_counts(b.x, &n);
@@ -146,15 +152,15 @@ static void test_callers_who_do_not_answer(void **state) {
     assert_in_range(in_the_challenge(), 1, TD_XFER_UNPROVEN_MAX);
     assert_false(td_xfer_peers_full(b.x));
     struct end *one[] = {&b};
-    assert_true(ends_run(one, 1, b_lost, NULL, 5000));
+    assert_true(ends_run(one, 1, b_lost, NULL, ENDS_WAIT_MS));
     td_xfer_peer_close(b.peer);
-    assert_true(ends_run(one, 1, b_closed, NULL, 5000));
+    assert_true(ends_run(one, 1, b_closed, NULL, ENDS_WAIT_MS));
     b.accepted = b.lost = b.closed = 0;
     /* Nothing but the challenge is taken from them, and there is an end to it. */
     assert_int_equal(td_xfer_expire(b.x, td_now_ns()) < later, true);
     (void)td_xfer_expire(b.x, later);
     assert_true(b.strangers > 0);
-    assert_true(ends_run(one, 1, b_alone, NULL, 2000));
+    assert_true(ends_run(one, 1, b_alone, NULL, ENDS_WAIT_MS));
     assert_int_equal(b.accepted + b.lost + b.closed, 0); /* the upper layer never heard of them */
     (void)td_xfer_expire(a.x, later);
     end_close(&a);
@@ -176,7 +182,7 @@ static void test_forged_tokens(void **state) {
     end_open(&a, 16, 8);
     call();
     assert_int_equal(td_xfer_send(a.peer, "hello", 5, UINT64_MAX), TD_OK);
-    assert_true(ends_run(both, 2, b_heard, &one, 5000));
+    assert_true(ends_run(both, 2, b_heard, &one, ENDS_WAIT_MS));
     assert_int_equal(td_xfer_region_alloc(b.x, sizeof slab, &region, &err), TD_OK);
     td_xfer_grant(b.peer, region, 0, sizeof slab);
     const void *key = td_xfer_region_key(region, &len);
@@ -186,6 +192,7 @@ static void test_forged_tokens(void **state) {
     want_init(&put, UINT64_MAX);
     assert_int_equal(td_xfer_put(a.peer, to, 0, slab, sizeof slab, &put.req), TD_OK);
     assert_int_equal(td_xfer_send(a.peer, "forged", 6, UINT64_MAX), TD_OK);
+    assert_true(ends_run(both, 2, two_dropped, NULL, ENDS_WAIT_MS));
     (void)ends_run(both, 2, never, NULL, 100);
     td_xfer_counts(b.x, &n);
     assert_int_equal(b.messages, 1);
@@ -245,7 +252,7 @@ static void test_garbage(void **state) {
             for (size_t j = 0; j < sizeof bytes; j++)
                 bytes[j] = (char)rand_r(&seed);
             int fd = dial(ports[i], htonl(INADDR_LOOPBACK));
-            assert_true(fd >= 0 && connected(fd, 2000));
+            assert_true(fd >= 0 && connected(fd, ENDS_WAIT_MS));
             size_t len = k == 0 ? 0 : k == 1 ? 1 : k == 2 ? 7 : sizeof bytes >> (k - 3);
             if (len) assert_int_equal(write(fd, bytes, len), len);
             struct end *one[] = {&b};
@@ -278,7 +285,7 @@ static void test_outside_of_the_subnet(void **state) {
         if (fd >= 0 && connected(fd, 300)) fail_msg("port %u answers", ntohs(ports[i]));
         if (fd >= 0) close(fd);
         fd = dial(ports[i], htonl(INADDR_LOOPBACK + 5)); /* 127.0.0.6: inside */
-        assert_true(fd >= 0 && connected(fd, 2000));
+        assert_true(fd >= 0 && connected(fd, ENDS_WAIT_MS));
         close(fd);
     }
 }

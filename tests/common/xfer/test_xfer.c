@@ -33,7 +33,7 @@ static int open_both(void **state) {
     size_t len;
     const void *address = td_xfer_address(b.x, &len);
     end_connect(&a, address, len);
-    return ends_run(both, 2, linked, NULL, 5000) ? 0 : -1;
+    return ends_run(both, 2, linked, NULL, ENDS_WAIT_MS) ? 0 : -1;
 }
 
 static int close_both(void **state) {
@@ -68,7 +68,7 @@ static void test_messages_of_every_kind_of_length(void **state) {
         pattern_fill(out, sizeof out, i);
         assert_int_equal(td_xfer_send(a.peer, out, edges[i], UINT64_MAX), TD_OK);
         unsigned want = i + 1;
-        assert_true(ends_run(both, 2, answered, &want, 5000));
+        assert_true(ends_run(both, 2, answered, &want, ENDS_WAIT_MS));
         assert_int_equal(a.last_len, edges[i]);
         assert_memory_equal(a.last, out, edges[i]);
     }
@@ -98,7 +98,7 @@ static void test_many_messages_keep_order_and_push_back(void **state) {
     next_expected = 0;
     in_order = true;
     b.on_message = check_order;
-    uint64_t stop = td_now_ns() + 20000000000u;
+    uint64_t stop = td_now_ns() + ENDS_WAIT_MS * 1000000ull;
     for (uint64_t n = 0; n < total; n++) {
         size_t most = rand_r(&seed) % 4 ? 200 : 65500;
         size_t len = 8 + (size_t)rand_r(&seed) % most;
@@ -113,7 +113,7 @@ static void test_many_messages_keep_order_and_push_back(void **state) {
         }
         assert_int_equal(st, TD_OK);
     }
-    assert_true(ends_run(both, 2, sent_all, &total, 10000));
+    assert_true(ends_run(both, 2, sent_all, &total, ENDS_WAIT_MS));
     assert_true(in_order);
     assert_true(busy > 0);
     assert_int_equal(a.lost + b.lost, 0);
@@ -123,7 +123,8 @@ static void test_backlog_is_bounded_and_expires(void **state) {
     (void)state;
     unsigned taken = 0, one = 1;
     assert_int_equal(td_xfer_send(a.peer, "x", 1, UINT64_MAX), TD_OK);
-    assert_true(ends_run(both, 2, sent_all, &one, 5000)); /* the link is open at both ends */
+    assert_true(
+        ends_run(both, 2, sent_all, &one, ENDS_WAIT_MS)); /* the link is open at both ends */
     /* Nobody progresses b. The window takes 16, the slots 8, then the answer is BUSY. */
     uint64_t deadline = td_now_ns() + 1000000000u;
     while (td_xfer_send(a.peer, "x", 1, deadline) == TD_OK)
@@ -177,7 +178,7 @@ static void test_puts_land_where_they_should(void **state) {
         assert_int_equal(puts[i].done, 0); /* never from inside the call */
         want_init(&flush, UINT64_MAX);
         assert_int_equal(td_xfer_flush(a.peer, &flush.req), TD_OK);
-        assert_true(ends_run(both, 2, want_is_quiet, &flush, 5000));
+        assert_true(ends_run(both, 2, want_is_quiet, &flush, ENDS_WAIT_MS));
         assert_int_equal(puts[i].done, 1);
         assert_int_equal(puts[i].status, TD_OK);
         assert_int_equal(flush.status, TD_OK);
@@ -268,13 +269,13 @@ static void test_close_tells_the_other_side(void **state) {
     td_xfer_peer_close(a.peer);
     assert_int_equal(a.closed, 0);
     assert_int_equal(td_xfer_send(a.peer, "x", 1, UINT64_MAX), TD_PEER_LOST);
-    assert_true(ends_run(both, 2, farewell_heard, NULL, 5000));
+    assert_true(ends_run(both, 2, farewell_heard, NULL, ENDS_WAIT_MS));
     assert_int_equal(flush.done, 1);
     assert_int_equal(flush.quiet, 1);
     assert_int_equal(b.why, TD_PEER_LOST);
     assert_int_equal(a.lost, 0);
     td_xfer_peer_close(b.peer);
-    assert_true(ends_run(both, 2, b_closed, NULL, 5000));
+    assert_true(ends_run(both, 2, b_closed, NULL, ENDS_WAIT_MS));
     struct td_xfer_counts c;
     td_xfer_counts(a.x, &c);
     assert_int_equal(c.peers + c.requests + c.quarantined, 0);
@@ -307,24 +308,24 @@ static void test_links_come_and_go(void **state) {
         if (i > 1) end_connect(&a, address, len);
         if (i % 7 == 0) {
             td_xfer_peer_close(a.peer);
-            assert_true(ends_run(both, 2, a_gone, NULL, 5000));
+            assert_true(ends_run(both, 2, a_gone, NULL, ENDS_WAIT_MS));
             if (b.peer) {
-                assert_true(ends_run(both, 2, b_lost, &losses, 5000));
+                assert_true(ends_run(both, 2, b_lost, &losses, ENDS_WAIT_MS));
                 td_xfer_peer_close(b.peer);
-                assert_true(ends_run(both, 2, b_gone, NULL, 5000));
+                assert_true(ends_run(both, 2, b_gone, NULL, ENDS_WAIT_MS));
             }
             continue;
         }
         pattern_fill(out, sizeof out, i);
         assert_int_equal(td_xfer_send(a.peer, out, sizeof out, UINT64_MAX), TD_OK);
-        assert_true(ends_run(both, 2, answered, &answers, 5000));
+        assert_true(ends_run(both, 2, answered, &answers, ENDS_WAIT_MS));
         assert_memory_equal(a.last, out, sizeof out);
         td_xfer_peer_close(a.peer);
-        assert_true(ends_run(both, 2, b_lost, &losses, 5000));
+        assert_true(ends_run(both, 2, b_lost, &losses, ENDS_WAIT_MS));
         td_xfer_peer_close(b.peer);
-        assert_true(ends_run(both, 2, b_gone, NULL, 5000));
+        assert_true(ends_run(both, 2, b_gone, NULL, ENDS_WAIT_MS));
     }
-    assert_true(ends_run(both, 2, a_gone, NULL, 5000));
+    assert_true(ends_run(both, 2, a_gone, NULL, ENDS_WAIT_MS));
     struct td_xfer_counts c;
     td_xfer_counts(b.x, &c);
     assert_int_equal(c.peers + c.requests, 0);
@@ -351,14 +352,14 @@ static void test_only_what_is_written_is_resident(void **state) {
     for (unsigned i = 1; i <= 3; i++) {
         unsigned losses = b.lost + 1;
         end_connect(&a, address, len);
-        assert_true(ends_run(both, 2, linked_again, &i, 5000));
+        assert_true(ends_run(both, 2, linked_again, &i, ENDS_WAIT_MS));
         if (i == 1) before = resident();
         assert_in_range(resident(), 0, before + (8u << 20));
         td_xfer_peer_close(a.peer);
-        assert_true(ends_run(both, 2, b_lost, &losses, 5000));
+        assert_true(ends_run(both, 2, b_lost, &losses, ENDS_WAIT_MS));
         td_xfer_peer_close(b.peer);
-        assert_true(ends_run(both, 2, b_gone, NULL, 5000));
-        assert_true(ends_run(both, 2, a_gone, NULL, 5000));
+        assert_true(ends_run(both, 2, b_gone, NULL, ENDS_WAIT_MS));
+        assert_true(ends_run(both, 2, a_gone, NULL, ENDS_WAIT_MS));
     }
     close_both(NULL);
 }
@@ -385,10 +386,10 @@ static void test_a_full_house_says_no(void **state) {
     struct td_xfer_peer *peer;
     struct td_error err;
     assert_int_equal(td_xfer_connect(a.x, address, len, &peer, &err), TD_BUSY);
-    assert_true(ends_run(three, 3, four_accepted, NULL, 5000));
+    assert_true(ends_run(three, 3, four_accepted, NULL, ENDS_WAIT_MS));
     end_connect(&c, address, len);
     end_connect(&c, address, len);
-    assert_true(ends_run(three, 3, refused_twice, &c, 5000));
+    assert_true(ends_run(three, 3, refused_twice, &c, ENDS_WAIT_MS));
     assert_int_equal(b.accepted, 4);
     assert_int_equal(c.lost, 2);
     assert_int_equal(c.why, TD_PEER_LOST);
