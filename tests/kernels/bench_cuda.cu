@@ -360,11 +360,11 @@ static void layouts(void) {
 int main(int argc, char **argv) {
     struct td_error err;
     const struct td_backend *backend;
-    uint32_t index;
-    if (td_backend_find(argc > 1 ? argv[1] : "cuda:0", &backend, &index, &err) != TD_OK ||
+    uint32_t index[TD_MAX_RANKS];
+    if (td_backend_find(argc > 1 ? argv[1] : "cuda:0", 1, &backend, index, &err) != TD_OK ||
         backend->host)
         die("expected cuda:N");
-    if (backend->open(&dev, index, &err) != TD_OK) die(err.text);
+    if (backend->open(&dev, index[0], &err) != TD_OK) die(err.text);
     if (dev.backend->ops(&dev, 0, &ops, &err) != TD_OK) die(err.text);
     noise = (uint8_t *)malloc(noise_bytes);
     uint64_t r = 1;

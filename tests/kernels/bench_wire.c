@@ -44,7 +44,7 @@ int main(int argc, char **argv) {
     struct td_device d = {0};
     struct td_kv_layout l;
     struct td_kv_staging s;
-    const struct td_kv_stagings all = {1, {&s}};
+    const struct td_kv_stagings ranks = {1, {&s}};
     struct td_error err;
     void *pool, *slots, *pinned;
     const struct td_kv_ticket t = {1, 2};
@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
                  &err);
         at[UNPACK] = td_now_ns();
         for (uint32_t i = 0; i < PAGES - 1; i++)
-            need(td_kv_staging_unpack(&all, blocks + i * page, page, t, TOKENS + 256, i,
+            need(td_kv_staging_unpack(&ranks, blocks + i * page, page, t, TOKENS + 256, i,
                                       (struct td_kv_place){TD_KV_PAGE_BLOCK, i + 1}, NULL, &err),
                  &err);
         at[PACK_SLOT] = td_now_ns();
@@ -86,7 +86,7 @@ int main(int argc, char **argv) {
                                 &err),
              &err);
         at[UNPACK_SLOT] = td_now_ns();
-        need(td_kv_staging_unpack(&all, slot_block, slot, t, TOKENS, td_kv_page_blocks(TOKENS),
+        need(td_kv_staging_unpack(&ranks, slot_block, slot, t, TOKENS, td_kv_page_blocks(TOKENS),
                                   (struct td_kv_place){TD_KV_SLOT_BLOCK, 1}, NULL, &err),
              &err);
         for (int w = DOWN; w < WHATS; w++) {
