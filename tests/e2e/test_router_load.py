@@ -21,7 +21,8 @@ def aiperf(s, kind):
     out = s.dir / f"aiperf-{kind}"
     r = subprocess.run([AIPERF, "profile", "-m", "needle", "--url", s.url, "--endpoint-type", kind, "--streaming", "--tokenizer", s.folder,
                         "--concurrency", "8", "--request-count", str(REQUESTS), "--synthetic-input-tokens-mean", "50", "--output-tokens-mean", "20",
-                        "--random-seed", "7", "--ui", "none", "--artifact-dir", out],
+                        "--random-seed", "7", "--ui", "none", "--workers-max", "1", "--record-processor-service-count", "1",
+                        "--no-gpu-telemetry", "--no-server-metrics", "--artifact-dir", out],
                        text=True, capture_output=True, timeout=PATIENCE, env={**os.environ, "HF_HUB_DISABLE_TELEMETRY": "1"})
     assert r.returncode == 0, r.stdout[-3000:] + r.stderr[-1000:]
     return json.loads((out / "profile_export_aiperf.json").read_text())
