@@ -456,9 +456,10 @@ esac
 
     def page(self):
         try:
-            return self.c.get("/v1/cluster")[1]
+            status, j = self.c.get("/v1/cluster")
         except OSError:
-            return {"workers": [], "pairs": []}
+            status = 0
+        return j if status == 200 else {"workers": [], "pairs": []}  # a router that starts says so
 
     def links(self):
         return {w["name"] for w in self.page()["workers"]}
