@@ -245,20 +245,22 @@ static void routed_experts(const struct td_forward *f, const struct td_packed_la
     const uint32_t *x_row = s->token;
     if (f->nvfp4) { /* every expert has a scale of its own; w1 and w3 share one */
         OP(f, round_nvfp4, .x = s->h, .x_row = s->token, .offset = s->offset, .w = l->w1,
-           .y = s->expert_out, .experts = experts, .dim = c->hidden);
+           .y = s->expert_out, .codes = s->codes, .experts = experts, .dim = c->hidden);
         x = s->expert_out; /* not written before w2 */
         x_row = NULL;
     }
     OP(f, expert_linear, .x = x, .x_stride = c->hidden, .x_row = x_row, .offset = s->offset,
-       .experts = experts, .parts = 2, .most = f->batch.n, .w = {l->w1, l->w3}, .y = {s->a, s->b});
+       .experts = experts, .parts = 2, .most = f->batch.n, .codes = s->codes, .w = {l->w1, l->w3},
+       .y = {s->a, s->b});
     OP(f, swiglu, .a = s->a, .b = s->b, .weight = s->row_weight, .t = s->a, .rows = used, .n = rows,
        .inner = c->expert_inner, .limit = c->swiglu_limit);
     if (f->nvfp4)
-        OP(f, round_nvfp4, .x = s->a, .offset = s->offset, .w = l->w2, .y = s->a,
+        OP(f, round_nvfp4, .x = s->a, .offset = s->offset, .w = l->w2, .y = s->a, .codes = s->codes,
            .experts = experts, .dim = c->expert_inner);
     x = input(f, &l->w2[0], s->a, s->a, used, rows, c->expert_inner);
     OP(f, expert_linear, .x = x, .x_stride = c->expert_inner, .offset = s->offset,
-       .experts = experts, .parts = 1, .most = f->batch.n, .w = {l->w2}, .y = {s->expert_out});
+       .experts = experts, .parts = 1, .most = f->batch.n, .codes = s->codes, .w = {l->w2},
+       .y = {s->expert_out});
 }
 
 static void shared_expert(const struct td_forward *f, const struct td_packed_layer *l) {
@@ -442,6 +444,11 @@ void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
     s->a = FLOATS(n * inner);
     s->b = FLOATS(n * inner);
     s->expert_out = FLOATS(n * k * c->hidden);
+    if (f->nvfp4) {
+        size_t values = n * k * (c->hidden > c->expert_inner ? c->hidden : c->expert_inner);
+        s->codes.code = td_bump_take(b, values / 2);
+        s->codes.scale = td_bump_take(b, values / 16);
+    }
     s->shared_out = FLOATS(n * c->hidden);
     s->ffn_out = FLOATS(n * c->hidden);
     s->top_x = FLOATS(top * TD_HC_STREAMS * c->hidden);

@@ -40,13 +40,14 @@ struct td_forward_buffers {
     uint32_t *place;   /* [n, k] */
     float *a, *b;      /* [n * k, inner] or [n, shared inner] */
     float *expert_out; /* [n * k, hidden] */
-    float *shared_out; /* [n, hidden] */
-    float *ffn_out;    /* [n, hidden] */
-    float *top_x;      /* [wanted, 4, hidden] */
-    float *top_mix;    /* [wanted, 4] */
-    float *top_h;      /* [wanted, hidden] */
-    float *logits;     /* [wanted, logits_stride] the rank's tokens; whoever plans gives it */
-    int32_t *capture;  /* [csa_layers, wanted, topk] chosen for the wanted rows */
+    struct td_nvfp4_codes codes; /* [n * k, hidden or inner] experts' inputs, with nvfp4 */
+    float *shared_out;           /* [n, hidden] */
+    float *ffn_out;              /* [n, hidden] */
+    float *top_x;                /* [wanted, 4, hidden] */
+    float *top_mix;              /* [wanted, 4] */
+    float *top_h;                /* [wanted, hidden] */
+    float *logits;    /* [wanted, logits_stride] the rank's tokens; whoever plans gives it */
+    int32_t *capture; /* [csa_layers, wanted, topk] chosen for the wanted rows */
 };
 
 struct td_forward {

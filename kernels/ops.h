@@ -105,24 +105,42 @@ struct td_round_fp8_args {
     uint32_t n, dim;      /* dim: a multiple of 8 */
 };
 
+/* Rows of round_nvfp4 as what their values are made of: value = e2m1 code * (e4m3 scale *
+ * input_scale), in fp32 to the bit (but for the payload of NaNs, which are in the scale alone). In
+ * device memory, dense, 16-aligned; code NULL: there are none. */
+struct td_nvfp4_codes {
+    uint8_t *code;  /* [rows, dim / 2] two e2m1 a byte, the even element in the low half */
+    uint8_t *scale; /* [rows, dim / 16] e4m3, not negative; with a zero step: 0, and zero codes */
+};
+
 /* Row r of y = input row x_row[r] (NULL: r) as the NVFP4 linear of its expert sees it when
  * activations are rounded too: per 16 values b = e4m3_rne((max|x| / 6) / input_scale),
  * d = b * input_scale, x becomes e2m1_rne(clamp(x / d, -6, 6)) * d, or 0 where d is 0
  * (checkpoint s.7). Rows are grouped by expert: row r of expert e, offset[e] <= r < offset[e+1]
- * (`experts` and `w`: those of td_group_args' range). The products are plain ones with dequantised
- * weights. */
+ * (`experts` and `w`: those of td_group_args' range). y is the definition: the products are plain
+ * ones of it with dequantised weights. Codes are written beside it when asked for. */
 struct td_round_nvfp4_args {
-    const float *x;            /* [.., dim] */
-    const uint32_t *x_row;     /* [offset[experts]] or NULL: then y may be x */
-    const uint32_t *offset;    /* [experts + 1] */
-    const struct td_matrix *w; /* [experts]: their input_scale counts */
-    float *y;                  /* [offset[experts], dim] */
-    uint32_t experts, dim;     /* experts: one at least; dim: a multiple of 16 */
+    const float *x;              /* [.., dim] */
+    const uint32_t *x_row;       /* [offset[experts]] or NULL: then y may be x */
+    const uint32_t *offset;      /* [experts + 1] */
+    const struct td_matrix *w;   /* [experts]: their input_scale counts */
+    float *y;                    /* [offset[experts], dim] */
+    struct td_nvfp4_codes codes; /* wanted too, or code NULL */
+    uint32_t experts, dim;       /* experts: one at least; dim: a multiple of 16 */
 };
 
 /* A linear for rows grouped by expert: row r of expert e, offset[e] <= r < offset[e+1],
  * takes input row x_row[r] (NULL: r) and matrix w[part][e]. `experts` and `w` are those of
- * td_group_args' range; there may be no rows at all. */
+ * td_group_args' range; there may be no rows at all.
+ *
+ * With `codes`, x is what round_nvfp4 wrote beside them for these experts (x_row is NULL, x_stride
+ * the columns), and a device may multiply them with NVFP4 weights as both are stored. The products
+ * of 16 inputs, their sum and that times both block scales are exact; a chain from 0 takes four
+ * such blocks at a time, ascending, in each of 8 parts of K (whole 128s); the parts are added in
+ * ascending order; the sum is multiplied with (scale2 * input_scale). In what order four blocks are
+ * added and how that rounds is the chip's (the emulator's: one by one, ascending); a row's bits
+ * depend on its codes, scales and weights alone. Without codes weights are dequantised as ever, and
+ * so they are where this form does not fit. */
 struct td_expert_linear_args {
     const float *x;
     size_t x_stride;
@@ -130,6 +148,7 @@ struct td_expert_linear_args {
     const uint32_t *offset;       /* [experts + 1] */
     uint32_t experts, parts;      /* one at least */
     uint32_t most;                /* no expert has more rows; 0: unknown */
+    struct td_nvfp4_codes codes;  /* of x, or code NULL */
     const struct td_matrix *w[2]; /* [parts][experts], equal shapes */
     float *y[2];                  /* [parts][rows, w->rows] dense */
 };

@@ -177,6 +177,7 @@ void TD_FAST(expert_linear)(const struct td_device *d, const struct td_expert_li
         TD_PLAIN(expert_linear)(d, a);
         return;
     }
+    if (td_cuda_experts_fp4(d, a)) return;
     bool few = td_cuda_experts_few(d, a);
     if (!few || a->most == 0 || a->most > COLS) td_cuda_experts_many(d, a, few ? COLS : 0);
 }

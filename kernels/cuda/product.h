@@ -294,6 +294,7 @@ static inline bool td_product_fits(const struct td_matrix *w, const float *x, si
 #define td_cuda_linear_many td_emulated_linear_many
 #define td_cuda_experts_many td_emulated_experts_many
 #define td_cuda_experts_few td_emulated_experts_few
+#define td_cuda_experts_fp4 td_emulated_experts_fp4
 #endif
 
 /* Products with one input of many rows; all parts fit, and none is fp32. */
@@ -304,6 +305,9 @@ void td_cuda_experts_many(const struct td_device *d, const struct td_expert_line
                           uint32_t above);
 /* The experts with up to TD_COLS rows. False where this form does not serve: nothing was done. */
 bool td_cuda_experts_few(const struct td_device *d, const struct td_expert_linear_args *a);
+/* All experts, by the codes of their inputs; all have one format, which fits. False where this form
+ * does not serve: there are no codes, weights are not NVFP4, or the chip is not Blackwell. */
+bool td_cuda_experts_fp4(const struct td_device *d, const struct td_expert_linear_args *a);
 
 /* ---- rows of experts ---- */
 

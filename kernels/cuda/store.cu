@@ -148,6 +148,7 @@ struct nvfp4 {
     const uint32_t *x_row, *offset;
     const struct td_matrix *w;
     float *y;
+    struct td_nvfp4_codes codes;
     uint32_t dim;
 };
 
@@ -162,12 +163,16 @@ static __global__ void round_nvfp4_rows(struct nvfp4 a) {
             uint32_t i = from + t;
             float v = i < a.dim ? x[i] : 0.0f, max = td_group_max(td_magnitude(v), GROUP);
             uint32_t bad = __ballot_sync(0xffffffffu, v != v) >> (lane & GROUP) & 0xffffu;
-            float step =
-                bad ? td_bits_f32(0x7fc00000u)
-                    : td_e4m3_to_f32(td_f32_to_e4m3(max / TD_E2M1_MAX / input_scale)) * input_scale;
-            if (i < a.dim)
-                a.y[(size_t)r * a.dim + i] =
-                    step == 0.0f ? 0.0f : td_e2m1_to_f32(td_f32_to_e2m1(v / step)) * step;
+            uint8_t b = bad ? 0x7f : td_f32_to_e4m3(max / TD_E2M1_MAX / input_scale);
+            float step = bad ? td_bits_f32(0x7fc00000u) : td_e4m3_to_f32(b) * input_scale;
+            uint32_t q = step == 0.0f ? 0 : bad ? 7 : td_f32_to_e2m1(v / step);
+            uint32_t next = __shfl_xor_sync(0xffffffffu, q, 1);
+            size_t to = (size_t)r * a.dim + i;
+            if (i >= a.dim) continue; /* whole groups */
+            a.y[to] = step == 0.0f ? 0.0f : td_e2m1_to_f32((uint8_t)q) * step;
+            if (!a.codes.code) continue;
+            if (i % 2 == 0) a.codes.code[to / 2] = (uint8_t)(q | next << 4);
+            if (i % GROUP == 0) a.codes.scale[to / GROUP] = step == 0.0f ? 0 : b;
         }
     }
 }
@@ -176,6 +181,7 @@ void TD_PLAIN(round_nvfp4)(const struct td_device *d, const struct td_round_nvfp
     struct nvfp4 p = {.x = a->x, .x_row = a->x_row, .offset = a->offset};
     p.w = a->w[0].device;
     p.y = a->y;
+    p.codes = a->codes;
     p.dim = a->dim;
     TD_LAUNCH(d, "round_nvfp4", round_nvfp4_rows, dim3(8, a->experts), THREADS, 0, p);
 }

@@ -21,8 +21,10 @@ static void nvfp4_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t t
     for (uint32_t r = begin; r < end; r++) {
         while (a->offset[e + 1] <= r)
             e++;
-        nvfp4_round(a->x + (size_t)(a->x_row ? a->x_row[r] : r) * a->dim, a->y + (size_t)r * a->dim,
-                    a->dim, a->w[e].input_scale);
+        size_t to = (size_t)r * a->dim;
+        nvfp4_round(a->x + (size_t)(a->x_row ? a->x_row[r] : r) * a->dim, a->y + to, a->dim,
+                    a->w[e].input_scale, a->codes.code ? a->codes.code + to / 2 : NULL,
+                    a->codes.code ? a->codes.scale + to / 16 : NULL);
     }
 }
 

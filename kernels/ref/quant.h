@@ -74,20 +74,28 @@ static inline void sim4(float *x, uint32_t dim) {
     }
 }
 
-/* What the e2m1 values of one NVFP4 group are multiples of: NaN when one of its values is. */
-static inline float nvfp4_group_step(const float *x, float input_scale) {
+/* The block scale b of one NVFP4 group: NaN when one of its values is. */
+static inline uint8_t nvfp4_group_scale(const float *x, float input_scale) {
     for (uint32_t i = 0; i < QUANT_NVFP4; i++)
-        if (x[i] != x[i]) return td_e8m0_to_f32(255);
-    float block = max_abs(x, QUANT_NVFP4) / TD_E2M1_MAX / input_scale;
-    return td_e4m3_to_f32(td_f32_to_e4m3(block)) * input_scale;
+        if (x[i] != x[i]) return 0x7f;
+    return td_f32_to_e4m3(max_abs(x, QUANT_NVFP4) / TD_E2M1_MAX / input_scale);
 }
 
-/* dim is a multiple of 16; y may be x. */
-static inline void nvfp4_round(const float *x, float *y, uint32_t dim, float input_scale) {
+/* dim is a multiple of 16; y may be x. What y is made of to code [dim / 2] and scale [dim / 16],
+ * unless code is NULL; the codes of a group with a NaN are 7. */
+static inline void nvfp4_round(const float *x, float *y, uint32_t dim, float input_scale,
+                               uint8_t *code, uint8_t *scale) {
     for (uint32_t g = 0; g < dim; g += QUANT_NVFP4) {
-        float step = nvfp4_group_step(x + g, input_scale);
-        for (uint32_t i = g; i < g + QUANT_NVFP4; i++)
-            y[i] = step == 0.0f ? 0.0f : td_e2m1_to_f32(td_f32_to_e2m1(x[i] / step)) * step;
+        uint8_t b = nvfp4_group_scale(x + g, input_scale), q[QUANT_NVFP4] = {0};
+        float step = b == 0x7f ? td_e8m0_to_f32(255) : td_e4m3_to_f32(b) * input_scale;
+        for (uint32_t i = 0; i < QUANT_NVFP4; i++) {
+            if (step != 0.0f) q[i] = b == 0x7f ? 7 : td_f32_to_e2m1(x[g + i] / step);
+            y[g + i] = step == 0.0f ? 0.0f : td_e2m1_to_f32(q[i]) * step;
+        }
+        if (!code) continue;
+        for (uint32_t i = 0; i < QUANT_NVFP4; i += 2)
+            code[(g + i) / 2] = (uint8_t)(q[i] | q[i + 1] << 4);
+        scale[g / QUANT_NVFP4] = step == 0.0f ? 0 : b;
     }
 }
 

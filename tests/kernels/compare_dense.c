@@ -172,11 +172,16 @@ static void round_nvfp4(struct td_case *c) {
     uint32_t dim = 16 * (1 + td_case_below(c, 20));
     const float *x = td_case_input(c, (size_t)n * dim + 1, -3, 3);
     struct td_matrix *w = td_case_matrices(c, experts, 1, 16, true);
-    TD_CASE_TEXT(c, "n %u, dim %u", n, dim);
+    struct td_nvfp4_codes codes = {NULL, NULL};
+    if (td_case_below(c, 2)) {
+        codes.code = td_case_output(c, TD_OUT, (size_t)(n + 3) * dim / 2);
+        codes.scale = td_case_output(c, TD_OUT, (size_t)(n + 3) * dim / 16);
+    }
+    TD_CASE_TEXT(c, "n %u, dim %u, %s codes", n, dim, codes.code ? "with" : "no");
     c->bytes = (double)n * dim * 8;
     TD_CASE_CALL(c, round_nvfp4, .x = x, .offset = td_case_put(c, TD_IN, offset, (experts + 1) * 4),
                  .w = w, .y = td_case_output(c, TD_FLOATS, (size_t)(n + 3) * dim * 4),
-                 .experts = experts, .dim = dim);
+                 .codes = codes, .experts = experts, .dim = dim);
     free(w);
     free(offset);
 }

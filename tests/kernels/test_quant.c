@@ -247,7 +247,7 @@ static void nvfp4_boundaries(void **state) {
                 x[0] = 6 * d, x[1] = at, x[2] = -at, x[3] = -0.0f;
                 x[4] = nextafterf(at, INFINITY), x[5] = nextafterf(at, -INFINITY);
                 x[15] = td_test_below(2) ? nextafterf(6 * d, td_test_below(2) ? 0 : INFINITY) : 0;
-                nvfp4_round(x, y, QUANT_NVFP4, inputs[k]);
+                nvfp4_round(x, y, QUANT_NVFP4, inputs[k], NULL, NULL);
                 check_nvfp4_group(x, y, inputs[k]);
             }
     /* the block scale's own midpoints, and some floats to either side */
@@ -258,23 +258,26 @@ static void nvfp4_boundaries(void **state) {
             for (uint32_t side = 0; side < 9; side++) {
                 memset(x, 0, sizeof x);
                 x[9] = td_bits_f32(bits + side - 4);
-                nvfp4_round(x, y, QUANT_NVFP4, inputs[k]);
+                nvfp4_round(x, y, QUANT_NVFP4, inputs[k], NULL, NULL);
                 check_nvfp4_group(x, y, inputs[k]);
             }
         }
     memset(x, 0, sizeof x);
-    nvfp4_round(x, y, QUANT_NVFP4, 0.01f);
+    nvfp4_round(x, y, QUANT_NVFP4, 0.01f, NULL, NULL);
     assert_true(y[0] == 0 && y[15] == 0);
     x[4] = 1e-9f; /* the block scale rounds to nothing */
-    nvfp4_round(x, y, QUANT_NVFP4, 1);
+    nvfp4_round(x, y, QUANT_NVFP4, 1, NULL, NULL);
     assert_true(y[4] == 0);
     x[4] = INFINITY, x[5] = -1e30f, x[6] = 1; /* saturates: 448 * 6 */
-    nvfp4_round(x, y, QUANT_NVFP4, 1);
+    nvfp4_round(x, y, QUANT_NVFP4, 1, NULL, NULL);
     assert_true(y[4] == 2688 && y[5] == -2688 && y[6] == 0);
+    uint8_t code[QUANT_NVFP4 / 2] = {0}, scale = 0;
     x[7] = NAN;
-    nvfp4_round(x, y, QUANT_NVFP4, 1);
+    nvfp4_round(x, y, QUANT_NVFP4, 1, code, &scale);
     for (uint32_t i = 0; i < QUANT_NVFP4; i++)
         assert_true(isnan(y[i]));
+    assert_int_equal(scale, 0x7f);
+    assert_int_equal(code[2], 0x77);
 }
 
 static void nvfp4_groups(void **state) {
@@ -285,7 +288,7 @@ static void nvfp4_groups(void **state) {
         float input_scale = ldexpf(td_test_uniform(0.5f, 1), (int)td_test_below(30) - 22);
         for (uint32_t g = 0; g < DIM; g += QUANT_NVFP4)
             fill_group(x + g, QUANT_NVFP4);
-        nvfp4_round(x, y, DIM, input_scale);
+        nvfp4_round(x, y, DIM, input_scale, NULL, NULL);
         for (uint32_t g = 0; g < DIM; g += QUANT_NVFP4)
             check_nvfp4_group(x + g, y + g, input_scale);
     }
@@ -386,7 +389,18 @@ static void ops_are_the_definitions(void **state) {
     td_test_device_finish(&dev);
 }
 
-/* Grouped rows, each with its expert's scale, from other places and in place; an empty expert. */
+/* A group's values are what its codes and scale say. */
+static void check_nvfp4_codes(const float *y, const uint8_t *code, uint8_t scale,
+                              float input_scale) {
+    float step = td_e4m3_to_f32(scale) * input_scale;
+    for (uint32_t i = 0; i < QUANT_NVFP4; i++) {
+        float want = td_e2m1_to_f32((uint8_t)(code[i / 2] >> i % 2 * 4 & 15)) * step;
+        same_float("nvfp4 code", 0, y[i], want);
+    }
+}
+
+/* Grouped rows, each with its expert's scale, from other places and in place; an empty expert; with
+ * codes and without. */
 static void nvfp4_op(void **state) {
     (void)state;
     enum { N = 23, EXPERTS = 5, DIM = 80 };
@@ -396,7 +410,12 @@ static void nvfp4_op(void **state) {
     struct td_device dev = td_test_device(2);
     const struct td_ops *table[2];
     uint32_t tables = td_test_tables(table);
+    uint8_t code[N * DIM / 2], scale[N * DIM / QUANT_NVFP4];
     float *x = td_test_floats(N * DIM, -5, 5), *y = td_test_poison(N * DIM);
+    memset(x, 0, QUANT_NVFP4 * sizeof *x);
+    x[QUANT_NVFP4] = 1e-30f; /* and a step that is 0 in a group that is not */
+    memset(x + QUANT_NVFP4 + 1, 0, (QUANT_NVFP4 - 1) * sizeof *x);
+    x[4 * QUANT_NVFP4] = INFINITY;
     for (uint32_t e = 0; e < EXPERTS; e++) {
         w[e] = (struct td_matrix){.input_scale = td_test_uniform(0.001f, 0.1f)};
         for (uint32_t r = offset[e]; r < offset[e + 1]; r++)
@@ -405,7 +424,8 @@ static void nvfp4_op(void **state) {
     for (uint32_t r = 0; r < N; r++)
         x_row[r] = td_test_below(N);
     for (uint32_t t = 0; t < tables; t++)
-        for (int moved = 1; moved >= 0; moved--) {
+        for (int turn = 3; turn >= 0; turn--) {
+            bool moved = turn / 2, codes = turn % 2;
             struct td_round_nvfp4_args a = {.x = moved ? x : memcpy(y, x, N * DIM * sizeof *x),
                                             .x_row = moved ? x_row : NULL,
                                             .offset = offset,
@@ -413,11 +433,16 @@ static void nvfp4_op(void **state) {
                                             .y = y,
                                             .experts = EXPERTS,
                                             .dim = DIM};
+            if (codes) a.codes = (struct td_nvfp4_codes){code, scale};
+            memset(code, 0xff, sizeof code);
             table[t]->round_nvfp4(&dev, &a);
             for (uint32_t i = 0; i < N * DIM; i += QUANT_NVFP4) {
                 uint32_t r = i / DIM, from = moved ? x_row[r] : r;
                 check_nvfp4_group(x + (size_t)from * DIM + i % DIM, y + i,
                                   w[expert[r]].input_scale);
+                if (codes)
+                    check_nvfp4_codes(y + i, code + i / 2, scale[i / QUANT_NVFP4],
+                                      w[expert[r]].input_scale);
             }
         }
     free(y);

@@ -19,6 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/kernels/cuda/fp4.h"
+
 /* Beside the real backend in one program. */
 #define td_backend_cuda td_backend_emulated
 #define td_cuda_check td_emulated_check
