@@ -1,7 +1,7 @@
 /* Blackwell's block-scaled product of FP4 operands (mma.sync, kind mxf4nvf4, 16 x 8 x 64, a ue4m3
  * scale for every 16 of K): c[m][n] += sum over k of a[m][k] sa[m][k / 16] b[k][n] sb[k / 16][n].
  * NOT YET RUN ON THE CHIP: the layout below is the documentation's, and what the emulator of the
- * tests computes from it; test_cuda_nvfp4 finds every place again on a GPU that has the
+ * tests computes from it; test_cuda_fp4 finds every place again on a GPU that has the
  * instruction.
  *
  * Who holds what, in lane 4g + t (PTX ISA 9.1, "Matrix Fragments for mma.m16n8k64" and "Block
