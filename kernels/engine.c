@@ -53,8 +53,7 @@ void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret) {
         greater(&ret->index_workspace, r->index_bytes);
         greater(&ret->scratch, scratch);
         if (!host && e->ranks > 1)
-            greater(&ret->collectives,
-                    td_join_bytes(e->ranks, td_forward_words(&r->f, e->o.max_tokens)));
+            greater(&ret->collectives, td_join_bytes(e->ranks));
         if (r->graphs.n > ret->graphs) ret->graphs = r->graphs.n;
         if (r->graphs.launches > ret->graph_launches) ret->graph_launches = r->graphs.launches;
     }

@@ -19,13 +19,9 @@ enum {
 static inline size_t td_mailbox_bytes(uint32_t ranks) {
     return TD_MAIL_FLAGS + (size_t)TD_MAIL_BLOCKS * 2 * ranks * TD_MAIL_ROOM;
 }
-/* Workspace for large collectives of `words` words, a region per rank. */
-static inline size_t td_carried_bytes(uint32_t ranks, size_t words) {
-    return (words / ranks + 1) * ranks * 4;
-}
 /* All that td_backend.join takes of a CUDA device, at most; what NCCL takes itself comes to it. */
-static inline size_t td_join_bytes(uint32_t ranks, size_t words) {
-    return TD_MAIL_OWN + td_mailbox_bytes(ranks) + td_carried_bytes(ranks, words);
+static inline size_t td_join_bytes(uint32_t ranks) {
+    return TD_MAIL_OWN + td_mailbox_bytes(ranks);
 }
 
 #endif

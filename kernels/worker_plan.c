@@ -18,7 +18,7 @@ enum {
     CONTEXT_MB = 650,     /* context, loaded kernels, workspace */
     GRAPH_KERNEL = 2048,  /* bytes of a kernel in a graph */
     LAYER_KERNELS = 64,   /* of a layer, in a decode step */
-    COLLECTIVES_MB = 512, /* NCCL's channels, where ranks share the weights */
+    COLLECTIVES_MB = 512, /* NCCL's channels, where two ranks share the weights */
 };
 
 #ifdef TD_HAVE_CUDA
@@ -246,7 +246,7 @@ td_status td_worker_plan(const struct td_model *model, const struct td_engine_op
     if (device->bytes == 0) {
         TD_TRY(plan_with(&a, pages, o->slots, &p, err));
     } else {
-        p.libraries = o->ranks > 1 ? (size_t)COLLECTIVES_MB * MB : 0;
+        p.libraries = o->ranks == 2 ? (size_t)COLLECTIVES_MB * MB : 0;
         TD_TRY(fill_pool(&a, o->slots, &p, &pages, err));
         if (pages < context_pages(&p)) return refuse(&a, &p, pages, err);
         if (o->pages > pages)

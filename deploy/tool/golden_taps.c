@@ -209,6 +209,7 @@ static td_status resolve_flips(const struct td_golden *g, struct taps *t, uint32
     struct td_engine *e;
     o.ops = td_golden_nudge_ops();
     o.backend = NULL; /* noise is added on the CPU */
+    memset(o.device, 0, sizeof o.device);
     TD_TRY(td_engine_create(g->model, &o, &e, err));
     td_status st = TD_OK;
     for (uint64_t seed = 1; seed <= NUDGES && open > 0 && st == TD_OK; seed++) {

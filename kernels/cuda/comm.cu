@@ -343,14 +343,12 @@ static void gather(const struct td_device *d, const struct td_all_gather_args *a
 /* ---- entries ---- */
 
 /* Is it NCCL's, and was it given to it? All ranks say the same until one breaks off. */
-template <class A>
-static bool carried(const struct td_device *d, const A *a, size_t bytes,
-                    void (*carry)(const struct td_device *d, void *comm, const A *a)) {
+static bool carried(const struct td_device *d, const struct td_all_reduce_args *a) {
     struct td_comm *c = td_comm_of(d);
-    if (!c->nccl || bytes < c->large) return false;
+    if (!c->nccl || a->bits || a->y == a->add || (size_t)a->n * a->dim * 4 < c->large) return false;
     pthread_mutex_lock(&c->queueing);
     void *carrier = c->carrier;
-    if (carrier) carry(d, carrier, a);
+    if (carrier) td_cuda_reduce_large(d, carrier, a);
     pthread_mutex_unlock(&c->queueing);
     return carrier != NULL;
 }
@@ -372,7 +370,7 @@ static bool carried(const struct td_device *d, const A *a, size_t bytes,
 extern "C" void TD_FAST(all_reduce)(const struct td_device *d, const struct td_all_reduce_args *a) {
     size_t words = (size_t)a->n * a->dim;
     bool whole = words % 4 == 0;
-    if (carried(d, a, words * 4, td_cuda_reduce_large)) return;
+    if (carried(d, a)) return;
     OF_RANKS(td_comm_of(d)->ranks, whole, reduce, d, a)
 }
 
@@ -381,6 +379,5 @@ extern "C" void TD_FAST(all_gather)(const struct td_device *d, const struct td_a
     size_t odd = 0;
     for (uint32_t q = 0; q <= ranks; q++)
         odd |= a->at[q] % 16;
-    if (carried(d, a, a->at[ranks], td_cuda_gather_large)) return;
     OF_RANKS(ranks, odd == 0, gather, d, a)
 }

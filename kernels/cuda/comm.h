@@ -36,25 +36,21 @@ struct td_comm {
     int processors;
     unsigned char *box, *own; /* td_mailbox_bytes and TD_MAIL_OWN */
     bool box_on_host;         /* some ranks cannot reach each other's memory */
-    /* Where NCCL carries what has at least `large` bytes; else NULL. */
+    /* Where NCCL adds what has at least `large` bytes; else NULL. */
     const struct td_nccl *nccl;
     struct td_nccl_id id;     /* rank 0's */
     void *carrier;            /* NCCL's communicator; NULL from the moment it is broken off */
     pthread_mutex_t queueing; /* held while it is given something to do */
     int error;                /* NCCL's first */
     size_t large;
-    unsigned char *work; /* td_carried_bytes */
-    size_t work_bytes;
 };
 
 static inline struct td_comm *td_comm_of(const struct td_device *d) {
     return (struct td_comm *)d->comm;
 }
 
-/* The same contracts as all_reduce and all_gather; `comm` is the carrier. */
+/* A sum of two ranks, y not add; `comm` is the carrier. */
 void td_cuda_reduce_large(const struct td_device *d, void *comm,
                           const struct td_all_reduce_args *a);
-void td_cuda_gather_large(const struct td_device *d, void *comm,
-                          const struct td_all_gather_args *a);
 
 #endif

@@ -20,10 +20,6 @@ static bool load(struct td_nccl *n) {
               {"ncclCommAbort", &n->abort},
               {"ncclCommGetAsyncError", &n->async_error},
               {"ncclGetErrorString", &n->error_text},
-              {"ncclGroupStart", &n->group_start},
-              {"ncclGroupEnd", &n->group_end},
-              {"ncclSend", &n->send},
-              {"ncclRecv", &n->recv},
               {"ncclAllReduce", &n->all_reduce}};
     for (auto &f : of) {
         void *at = dlsym(lib, f.name);

@@ -1,4 +1,4 @@
-/* The part of NCCL that large collectives use (comm_large.cu), found when a worker of several ranks
+/* The part of NCCL that large sums use (comm_large.cu), found when a worker of several ranks
  * starts: a build needs none of it, and a machine without it does the same with mailboxes. */
 #ifndef TD_KERNELS_CUDA_NCCL_H
 #define TD_KERNELS_CUDA_NCCL_H
@@ -9,7 +9,7 @@
 #include <stddef.h>
 
 /* NCCL's numbers, which do not change. */
-enum { TD_NCCL_OK = 0, TD_NCCL_IN_PROGRESS = 7, TD_NCCL_BYTES = 1, TD_NCCL_FLOATS = 7 };
+enum { TD_NCCL_OK = 0, TD_NCCL_IN_PROGRESS = 7, TD_NCCL_FLOATS = 7, TD_NCCL_SUM = 0 };
 
 struct td_nccl_id {
     char internal[128];
@@ -24,12 +24,8 @@ struct td_nccl {
     int (*abort)(void *comm);
     int (*async_error)(void *comm, int *ret);
     const char *(*error_text)(int error);
-    int (*group_start)(void);
-    int (*group_end)(void);
-    int (*send)(const void *from, size_t n, int type, int peer, void *comm, cudaStream_t stream);
-    int (*recv)(void *to, size_t n, int type, int peer, void *comm, cudaStream_t stream);
     int (*all_reduce)(const void *x, void *y, size_t n, int type, int op, void *comm,
-                      cudaStream_t stream); /* op 0: sum */
+                      cudaStream_t stream);
 };
 
 /* NULL: this machine has none. */

@@ -1,7 +1,7 @@
 /* What ranks tell each other, in microseconds: sums and gathers of a step's sizes by mailboxes,
- * queued one by one and replayed; sums in our order carried by NCCL; and NCCL's own all-reduce in
- * the same threads on the same streams (in an order of its own, so its bits are not ours: a
- * yardstick). Where the columns cross is where kernels/cuda/comm_join.cu has its threshold.
+ * queued one by one and replayed; and NCCL's own all-reduce in the same threads on the same streams
+ * (of more than two ranks in an order of its own, so its bits are not ours: a yardstick). Where the
+ * columns cross is where kernels/cuda/comm_join.cu has its threshold.
  *
  * usage: bench_comm [DEVICES [ROUNDS]]     (0,1 and 9), a device per rank: 2, 4 or 8 of them
  * Medians over rounds; GB/s are bytes of the message by time; exit code 77 where there are fewer
@@ -19,9 +19,8 @@ extern "C" {
 }
 
 enum { MOST_ROUNDS = 101, SMALLEST = 16 << 10, LARGEST = 64 << 20, SILENCE = 60000 };
-enum what { MAIL, MAIL_REPLAYED, GATHER, CARRIED, CARRIED_REPLAYED, NCCL, NCCL_REPLAYED, WHATS };
-static const char *const name[WHATS] = {"sum",      "replayed",   "gather",  "carried",
-                                        "replayed", "NCCL's sum", "replayed"};
+enum what { MAIL, MAIL_REPLAYED, GATHER, NCCL, NCCL_REPLAYED, WHATS };
+static const char *const name[WHATS] = {"sum", "replayed", "gather", "NCCL's sum", "replayed"};
 
 static struct td_error err;
 
@@ -76,7 +75,7 @@ static void queue(const struct bench *b, uint32_t rank) {
     struct td_all_gather_args parts = {b->y[rank], {0}};
     for (uint32_t q = 0; q <= b->ranks; q++)
         parts.at[q] = b->bytes / b->ranks * q;
-    td_comm_of(d)->large = b->what < CARRIED ? SIZE_MAX : 0;
+    td_comm_of(d)->large = SIZE_MAX;
     for (uint32_t i = 0; i < b->calls; i++)
         if (b->what == GATHER)
             d->backend->all_gather(d, &parts);
@@ -89,7 +88,7 @@ static void queue(const struct bench *b, uint32_t rank) {
 }
 
 static bool replayed(enum what w) {
-    return w == MAIL_REPLAYED || w == CARRIED_REPLAYED || w == NCCL_REPLAYED;
+    return w == MAIL_REPLAYED || w == NCCL_REPLAYED;
 }
 
 static td_status time_rank(void *arg, uint32_t rank, struct td_error *e) {
@@ -167,7 +166,7 @@ int main(int argc, char **argv) {
     for (size_t bytes = SMALLEST; bytes <= LARGEST; bytes *= 2) {
         printf("\n%10zu", bytes >> 10);
         for (int w = 0; w < WHATS; w++) {
-            if (w >= CARRIED && !b.nccl) continue;
+            if (w >= NCCL && !b.nccl) continue;
             double us = time_of(&b, (enum what)w, bytes);
             printf("%11.1f %7.1f", us, (double)bytes / us / 1e3);
         }

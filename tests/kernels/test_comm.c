@@ -102,7 +102,7 @@ static void finish(struct group *g) {
         for (int i = 0; i < 3; i++)
             TD_TEST_BACKEND.give(d, (float *[]){g->x[q], g->y[q], g->add[q]}[i],
                                  MOST * sizeof(float));
-        assert_in_range(d->taken, TD_MAIL_OWN, td_join_bytes(g->ranks, MOST));
+        assert_in_range(d->taken, TD_MAIL_OWN, td_join_bytes(g->ranks));
         TD_TEST_BACKEND.leave(d);
         TD_TEST_BACKEND.leave(d); /* nothing is left of it */
         assert_int_equal(d->taken, 0);
@@ -302,6 +302,12 @@ static void calls_of(struct group *g) {
             if (i > 1) call[0].gather = k == 1;
             same(&j);
         }
+    for (int k = 0; k < 2; k++) { /* what another may add, as it is and with more to add */
+        call[0] = any_call(g->ranks, 0, MOST);
+        call[0].gather = call[0].bits = call[0].in_place = false;
+        call[0].add = k == 1;
+        same(&j);
+    }
     job_done(&j);
 }
 

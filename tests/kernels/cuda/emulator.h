@@ -27,7 +27,6 @@
 #define td_cuda_on td_emulated_on
 #define td_cuda_missing td_emulated_missing
 #define td_cuda_reduce_large td_emulated_reduce_large
-#define td_cuda_gather_large td_emulated_gather_large
 #define td_nccl_find td_emulated_nccl_find
 #define td_cuda_allow_shared td_emulated_allow_shared
 #define TD_CUDA_EMULATED
