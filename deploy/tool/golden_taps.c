@@ -208,7 +208,8 @@ static td_status resolve_flips(const struct td_golden *g, struct taps *t, uint32
     struct td_engine_options o = g->options;
     struct td_engine *e;
     o.ops = td_golden_nudge_ops();
-    o.backend = NULL; /* noise is added on the CPU */
+    o.backend = NULL; /* noise is added on the CPU, in the order of one rank */
+    o.ranks = 1;
     memset(o.device, 0, sizeof o.device);
     TD_TRY(td_engine_create(g->model, &o, &e, err));
     td_status st = TD_OK;

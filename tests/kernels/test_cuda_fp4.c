@@ -538,8 +538,10 @@ static double walk(const struct td_model *m, struct td_engine_options o, const i
 
 /* The sum's order differs in the last bits, and now and then, in ref numerics, that puts a value on
  * the other side of a quantiser's boundary, which shows in the logits like an input that is rounded
- * to bf16: so most walks are much closer than those of products of rounded inputs, and none is
- * farther away. A chip's own rounding may tip a value in every walk. */
+ * to bf16: so most walks are much closer than those of products of rounded inputs. A chip's own
+ * rounding may tip a value in every walk, and tipped values add up: on an H200, whose products take
+ * rounded inputs, three walks were off by 0.018, 0.027 and 0.2. What multiplies by the wrong thing is
+ * far off in all of them. */
 static void walks(const char *what, const struct td_model *m, struct td_engine_options o,
                   int32_t *(*ids_of)(uint32_t n), const uint32_t *cut, size_t vocab) {
     enum { STEPS = 4, TRIES = 3 };
@@ -548,11 +550,11 @@ static void walks(const char *what, const struct td_model *m, struct td_engine_o
         int32_t *ids = ids_of(cut[STEPS]);
         double off = walk(m, o, ids, cut, STEPS, vocab);
         printf("%s: greatest difference %.2g of the greatest logit\n", what, off);
-        assert_true(off <= 0.1);
+        assert_true(off <= 1);
         least = off < least ? off : least;
         free(ids);
     }
-    if (blackwell && emulated) assert_true(least <= 1e-5);
+    assert_true(least <= (blackwell && emulated ? 1e-5 : 0.1));
 }
 
 static void bundled_engine(void **state) {
