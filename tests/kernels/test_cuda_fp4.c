@@ -539,9 +539,8 @@ static double walk(const struct td_model *m, struct td_engine_options o, const i
 /* The sum's order differs in the last bits, and now and then, in ref numerics, that puts a value on
  * the other side of a quantiser's boundary, which shows in the logits like an input that is rounded
  * to bf16: so most walks are much closer than those of products of rounded inputs. A chip's own
- * rounding may tip a value in every walk, and tipped values add up: on an H200, whose products take
- * rounded inputs, three walks were off by 0.018, 0.027 and 0.2. What multiplies by the wrong thing is
- * far off in all of them. */
+ * rounding may tip a value in every walk, and tipped values add up: on an H200, whose inputs are
+ * rounded, three walks were off by 0.018, 0.027 and 0.2. What is wrong is far off in all of them. */
 static void walks(const char *what, const struct td_model *m, struct td_engine_options o,
                   int32_t *(*ids_of)(uint32_t n), const uint32_t *cut, size_t vocab) {
     enum { STEPS = 4, TRIES = 3 };
