@@ -87,10 +87,10 @@ td_status td_proc_program(const char *role, char *out, size_t cap, struct td_err
     char *slash = strrchr(self, '/');
     *slash = '\0';
     /* installed side by side; in a build folder each program stands in its role's folder */
-    snprintf(out, cap, "%s/tandem-%s", self, role);
-    if (access(out, X_OK) == 0) return TD_OK;
-    snprintf(out, cap, "%s/../%s/tandem-%s", self, role, role);
-    if (access(out, X_OK) == 0) return TD_OK;
+    int side = snprintf(out, cap, "%s/tandem-%s", self, role);
+    if (side > 0 && (size_t)side < cap && access(out, X_OK) == 0) return TD_OK;
+    int built = snprintf(out, cap, "%s/../%s/tandem-%s", self, role, role);
+    if (built > 0 && (size_t)built < cap && access(out, X_OK) == 0) return TD_OK;
     return td_fail(err, TD_NOT_FOUND, "program tandem-%s: expected beside %s, found none", role,
                    self);
 }
