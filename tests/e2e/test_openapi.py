@@ -47,7 +47,7 @@ def main():
         assert r.returncode == 0, f"schemathesis: {r.returncode}"
         assert "No issues found" in r.stdout or "passed" in r.stdout, r.stdout[-500:]
         assert c.get("/ready")[0] == 200
-        c.wait_baseline(20)
+        c.wait_baseline()
     return 0
 
 

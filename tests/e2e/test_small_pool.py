@@ -23,7 +23,7 @@ def prompt(n, i=0):
 class TestSmallPool(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.c = e2e.Cluster(pool_pages=PAGES, max_running=8, queue_timeout_ms=300)
+        cls.c = e2e.Cluster(pool_pages=PAGES, max_running=8, queue_timeout_ms=1000)
         cls.c.__enter__()
         cls.client = cls.c.client()
 
