@@ -10,6 +10,7 @@
 #include "kernels/device.h"
 #include "kernels/mailbox.h"
 #include "kernels/team.h"
+#include "tests/kernels/device_arrays.h"
 #include "tests/kernels/fixture.h"
 
 extern const struct td_backend TD_TEST_BACKEND;
@@ -48,14 +49,6 @@ struct group {
     float *x[TD_MAX_RANKS], *y[TD_MAX_RANKS], *add[TD_MAX_RANKS]; /* device, [MOST] */
     bool broken;
 };
-
-static uint32_t gpus(void) {
-    uint64_t bytes, left;
-    uint32_t n = 0;
-    while (n < TD_MAX_RANKS && TD_TEST_BACKEND.memory(n, &bytes, &left, &err) == TD_OK)
-        n++;
-    return n;
-}
 
 static td_status start_rank(void *arg, uint32_t rank, struct td_error *e) {
     struct group *g = arg;
@@ -333,7 +326,7 @@ static void recorded(struct group *g) {
 }
 
 static void of_every_size(void (*test)(struct group *)) {
-    uint32_t most = gpus();
+    uint32_t most = td_test_devices(&TD_TEST_BACKEND);
     for (uint32_t ranks = 2; ranks <= TD_MAX_RANKS; ranks *= 2)
         for (int share = 0; share < 2; share++) {
             if (!share && ranks > most) continue;
@@ -364,7 +357,7 @@ static void entries_find_their_device(void **state) {
     struct td_recording *r[2];
     uint64_t bytes, left;
     void *there[2], *here[2];
-    uint32_t other = gpus() > 1 ? 1 : 0;
+    uint32_t other = td_test_devices(&TD_TEST_BACKEND) > 1 ? 1 : 0;
     const struct td_backend *b = &TD_TEST_BACKEND;
 #define EACH(what)                                                                                 \
     for (int i = 1; i >= 0; i--) {                                                                 \
@@ -453,7 +446,7 @@ static void broken_off(void **state) {
     (void)state;
     for (uint32_t ranks = 2; ranks <= TD_MAX_RANKS; ranks *= 2)
         released(ranks, true, true, false);
-    for (int large = 0; gpus() > 1 && large < 2; large++)
+    for (int large = 0; td_test_devices(&TD_TEST_BACKEND) > 1 && large < 2; large++)
         released(2, false, true, large);
 }
 

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tests/kernels/device_arrays.h"
 #include "tests/kernels/engine_fixture.h"
 #include "tests/kernels/random_model.h"
 
@@ -29,24 +30,6 @@ static const bool emulated = false;
 static struct td_device dev;
 static struct td_ops fast;
 static bool blackwell;
-
-static void *to_device(const void *from, size_t bytes) {
-    struct td_error err;
-    void *p;
-    if (dev.backend->take(&dev, bytes, "an array", &p, &err) != TD_OK) fail_msg("%s", err.text);
-    if (from) td_upload(&dev, p, from, bytes);
-    return p;
-}
-
-static void from_device(void *to, const void *p, size_t bytes) {
-    struct td_error err;
-    td_download(&dev, to, p, bytes);
-    if (dev.backend->wait(&dev, TD_LANE_STEP, &err) != TD_OK) fail_msg("%s", err.text);
-}
-
-static void give(const void *p) {
-    dev.backend->give(&dev, (void *)(uintptr_t)p, 0);
-}
 
 /* ---- the instruction, place by place ---- */
 
@@ -87,12 +70,12 @@ static float (*products(const struct operands *o, uint32_t n, uint32_t thread_a,
                         uint32_t thread_b))[32][4] {
     size_t bytes = (size_t)n * 32 * 4 * sizeof(float);
     float(*c)[32][4] = td_test_bytes(bytes);
-    void *in = to_device(o, n * sizeof *o);
-    float *out = to_device(NULL, bytes);
+    void *in = td_test_put(&dev, o, n * sizeof *o);
+    float *out = td_test_put(&dev, NULL, bytes);
     td_test_fp4_products(&dev, thread_a, thread_b, in, out, n);
-    from_device(c, out, bytes);
-    give(in);
-    give(out);
+    td_test_get(&dev, c, out, bytes);
+    td_test_give(&dev, in);
+    td_test_give(&dev, out);
     return c;
 }
 
@@ -291,8 +274,8 @@ static struct expert random_expert(uint32_t rows, uint32_t cols, uint32_t row, u
     }
     for (size_t i = 0; i < n / GROUP; i++)
         e.s[i] = (uint8_t)td_test_below(0x7f);
-    w.data = to_device(data, n / 2);
-    w.scale = to_device(e.s, n / GROUP);
+    w.data = td_test_put(&dev, data, n / 2);
+    w.scale = td_test_put(&dev, e.s, n / GROUP);
     e.m = (struct td_matrix){.rows = rows,
                              .cols = cols,
                              .row = row,
@@ -323,7 +306,7 @@ static void call(struct run *r, bool codes) {
     }
     fast.expert_linear(&dev, &a);
     for (uint32_t p = 0; p < a.parts; p++)
-        from_device(r->y[p], a.y[p], bytes);
+        td_test_get(&dev, r->y[p], a.y[p], bytes);
 }
 
 /* q [rows][k] and b [rows][k / 16]: the second formulation's. */
@@ -409,24 +392,25 @@ static void experts_case(const uint32_t *sizes, uint32_t k, uint32_t outs, uint3
     uint32_t most = 0;
     for (uint32_t e = 0; e < EXPERTS; e++)
         most = sizes[e] > most ? sizes[e] : most;
-    r.a = (struct td_expert_linear_args){
-        .x = to_device(NULL, values * sizeof *x + 64),
-        .x_stride = k,
-        .offset = to_device(r.offset, sizeof r.offset),
-        .experts = EXPERTS,
-        .parts = parts,
-        .most = td_test_below(2) ? most : 0,
-        .codes = {to_device(NULL, values / 2 + 64), to_device(NULL, values / GROUP + 64)}};
+    r.a = (struct td_expert_linear_args){.x = td_test_put(&dev, NULL, values * sizeof *x + 64),
+                                         .x_stride = k,
+                                         .offset = td_test_put(&dev, r.offset, sizeof r.offset),
+                                         .experts = EXPERTS,
+                                         .parts = parts,
+                                         .most = td_test_below(2) ? most : 0,
+                                         .codes = {td_test_put(&dev, NULL, values / 2 + 64),
+                                                   td_test_put(&dev, NULL, values / GROUP + 64)}};
     for (uint32_t p = 0; p < parts; p++) {
-        const struct td_matrix *table = to_device(r.m[p], sizeof r.m[p]);
+        const struct td_matrix *table = td_test_put(&dev, r.m[p], sizeof r.m[p]);
         for (uint32_t e = 0; e < EXPERTS; e++)
             r.m[p][e].device = table + e;
         r.a.w[p] = r.m[p];
-        r.a.y[p] = to_device(NULL, y_bytes);
+        r.a.y[p] = td_test_put(&dev, NULL, y_bytes);
         r.y[p] = td_test_bytes(y_bytes);
     }
-    struct td_round_nvfp4_args round = {.x = to_device(x, (size_t)X * k * sizeof *x),
-                                        .x_row = to_device(x_row, (r.rows + 1) * sizeof *x_row),
+    struct td_round_nvfp4_args round = {.x = td_test_put(&dev, x, (size_t)X * k * sizeof *x),
+                                        .x_row =
+                                            td_test_put(&dev, x_row, (r.rows + 1) * sizeof *x_row),
                                         .offset = r.a.offset,
                                         .w = r.m[0],
                                         .y = (float *)(uintptr_t)r.a.x,
@@ -436,8 +420,8 @@ static void experts_case(const uint32_t *sizes, uint32_t k, uint32_t outs, uint3
     fast.round_nvfp4(&dev, &round);
     uint8_t *code = td_test_bytes(values / 2 + 1), *scale = td_test_bytes(values / GROUP + 1);
     uint8_t *q = td_test_bytes(values + 1), *b = td_test_bytes(values / GROUP + 1);
-    from_device(code, r.a.codes.code, values / 2);
-    from_device(scale, r.a.codes.scale, values / GROUP);
+    td_test_get(&dev, code, r.a.codes.code, values / 2);
+    td_test_get(&dev, scale, r.a.codes.scale, values / GROUP);
     for (uint32_t e = 0; e < EXPERTS; e++)
         for (uint32_t i = r.offset[e]; i < r.offset[e + 1]; i++)
             second_codes(x + (size_t)x_row[i] * k, k, r.m[0][e].input_scale, q + (size_t)i * k,
@@ -458,22 +442,22 @@ static void experts_case(const uint32_t *sizes, uint32_t k, uint32_t outs, uint3
     if (blackwell && r.rows) check_alone(&r, code, scale, before);
     for (uint32_t p = 0; p < parts; p++) {
         for (uint32_t e = 0; e < EXPERTS; e++) {
-            give(r.e[p][e].m.stored.data);
-            give(r.e[p][e].m.stored.scale);
+            td_test_give(&dev, r.e[p][e].m.stored.data);
+            td_test_give(&dev, r.e[p][e].m.stored.scale);
             free(r.e[p][e].q);
             free(r.e[p][e].s);
         }
-        give(r.m[p][0].device);
-        give(r.a.y[p]);
+        td_test_give(&dev, r.m[p][0].device);
+        td_test_give(&dev, r.a.y[p]);
         free(r.y[p]);
         free(before[p]);
     }
-    give(r.a.x);
-    give(r.a.offset);
-    give(r.a.codes.code);
-    give(r.a.codes.scale);
-    give(round.x);
-    give(round.x_row);
+    td_test_give(&dev, r.a.x);
+    td_test_give(&dev, r.a.offset);
+    td_test_give(&dev, r.a.codes.code);
+    td_test_give(&dev, r.a.codes.scale);
+    td_test_give(&dev, round.x);
+    td_test_give(&dev, round.x_row);
     free(x);
     free(x_row);
     free(code);
@@ -540,7 +524,8 @@ static double walk(const struct td_model *m, struct td_engine_options o, const i
  * the other side of a quantiser's boundary, which shows in the logits like an input that is rounded
  * to bf16: so most walks are much closer than those of products of rounded inputs. A chip's own
  * rounding may tip a value in every walk, and tipped values add up: on an H200, whose inputs are
- * rounded, three walks were off by 0.018, 0.027 and 0.2. What is wrong is far off in all of them. */
+ * rounded, three walks were off by 0.018, 0.027 and 0.2. What is wrong is far off in all of them.
+ */
 static void walks(const char *what, const struct td_model *m, struct td_engine_options o,
                   int32_t *(*ids_of)(uint32_t n), const uint32_t *cut, size_t vocab) {
     enum { STEPS = 4, TRIES = 3 };

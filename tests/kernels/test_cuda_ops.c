@@ -7,30 +7,13 @@
 
 #include "kernels/device.h"
 #include "kernels/model/numbers.h"
+#include "tests/kernels/device_arrays.h"
 #include "tests/kernels/sequences.h"
 
 extern const struct td_backend TD_TEST_BACKEND;
 
 static struct td_device dev;
 static struct td_ops fast;
-
-static void *to_device(const void *from, size_t bytes) {
-    struct td_error err;
-    void *p;
-    if (dev.backend->take(&dev, bytes, "an array", &p, &err) != TD_OK) fail_msg("%s", err.text);
-    if (from) td_upload(&dev, p, from, bytes);
-    return p;
-}
-
-static void from_device(void *to, const void *p, size_t bytes) {
-    struct td_error err;
-    td_download(&dev, to, p, bytes);
-    if (dev.backend->wait(&dev, TD_LANE_STEP, &err) != TD_OK) fail_msg("%s", err.text);
-}
-
-static void give(const void *p) {
-    dev.backend->give(&dev, (void *)(uintptr_t)p, 0);
-}
 
 /* A stored tensor of random values: *ret for the host, `stored` of the result for the device. */
 static struct td_matrix random_matrix(enum td_weight_format format, uint32_t rows, uint32_t cols,
@@ -52,14 +35,14 @@ static struct td_matrix random_matrix(enum td_weight_format format, uint32_t row
     w.scale = scales ? scale : NULL;
     *ret = w;
     struct td_matrix m = {.rows = rows, .cols = cols, .stored = w};
-    m.stored.data = to_device(data, bytes);
-    if (scales) m.stored.scale = to_device(scale, scales);
+    m.stored.data = td_test_put(&dev, data, bytes);
+    if (scales) m.stored.scale = td_test_put(&dev, scale, scales);
     return m;
 }
 
 static void give_matrix(const struct td_matrix *m, struct td_weight *w) {
-    give(m->stored.data);
-    if (m->stored.scale) give(m->stored.scale);
+    td_test_give(&dev, m->stored.data);
+    if (m->stored.scale) td_test_give(&dev, m->stored.scale);
     free((void *)(uintptr_t)w->data);
     if (w->scale) free((void *)(uintptr_t)w->scale);
 }
@@ -94,7 +77,8 @@ static void linear_case(enum td_weight_format format, uint32_t n, uint32_t rows,
     float *x = td_test_floats((size_t)n * stride, -2, 2), *y = td_test_poison((size_t)n * y_stride);
     float *one = td_test_poison(rows), *decoded = td_test_poison(col + cols);
     size_t bytes = (size_t)n * y_stride * sizeof *y;
-    float *dx = to_device(x, (size_t)n * stride * sizeof *x), *dy = to_device(y, bytes);
+    float *dx = td_test_put(&dev, x, (size_t)n * stride * sizeof *x),
+          *dy = td_test_put(&dev, y, bytes);
     m.rows = rows;
     m.cols = cols;
     m.row = row;
@@ -105,7 +89,7 @@ static void linear_case(enum td_weight_format format, uint32_t n, uint32_t rows,
                                .parts = 1,
                                .part = {{.w = &m, .y = dy, .y_stride = y_stride}}};
     fast.linear(&dev, &a);
-    from_device(y, dy, bytes);
+    td_test_get(&dev, y, dy, bytes);
     for (uint32_t o = 0; o < rows; o++) {
         td_weight_row(&w, row + o, decoded);
         for (uint32_t i = 0; i < n; i++) {
@@ -122,10 +106,10 @@ static void linear_case(enum td_weight_format format, uint32_t n, uint32_t rows,
     a.n = 1;
     a.part[0].y_stride = rows;
     fast.linear(&dev, &a);
-    from_device(one, dy, rows * sizeof *one);
+    td_test_get(&dev, one, dy, rows * sizeof *one);
     td_test_same("a row alone", one, y + (size_t)i * y_stride, rows * sizeof *one);
-    give(dx);
-    give(dy);
+    td_test_give(&dev, dx);
+    td_test_give(&dev, dy);
     give_matrix(&m, &w);
     free(x);
     free(y);
@@ -155,19 +139,19 @@ static void expert_linear(void **state) {
             m[e] = random_matrix(formats[f], O, K, &w[e]);
         for (uint32_t r = 0; r < R; r++)
             x_row[r] = td_test_below(X);
-        const struct td_matrix *table = to_device(m, sizeof m);
+        const struct td_matrix *table = td_test_put(&dev, m, sizeof m);
         for (uint32_t e = 0; e < E; e++)
             m[e].device = table + e;
-        struct td_expert_linear_args a = {.x = to_device(x, (size_t)X * K * sizeof *x),
+        struct td_expert_linear_args a = {.x = td_test_put(&dev, x, (size_t)X * K * sizeof *x),
                                           .x_stride = K,
-                                          .x_row = to_device(x_row, sizeof x_row),
-                                          .offset = to_device(offset, sizeof offset),
+                                          .x_row = td_test_put(&dev, x_row, sizeof x_row),
+                                          .offset = td_test_put(&dev, offset, sizeof offset),
                                           .experts = E,
                                           .parts = 1,
                                           .w = {m},
-                                          .y = {to_device(y, R * O * sizeof *y)}};
+                                          .y = {td_test_put(&dev, y, R * O * sizeof *y)}};
         fast.expert_linear(&dev, &a);
-        from_device(y, a.y[0], R * O * sizeof *y);
+        td_test_get(&dev, y, a.y[0], R * O * sizeof *y);
         for (uint32_t e = 0; e < E; e++)
             for (uint32_t o = 0; o < O; o++) {
                 td_weight_row(&w[e], o, decoded);
@@ -185,10 +169,10 @@ static void expert_linear(void **state) {
         float *again = td_test_poison(R * O);
         memcpy(fewer, offset, sizeof fewer);
         fewer[E] = offset[E - 1] + FEW;
-        give(a.offset);
-        a.offset = to_device(fewer, sizeof fewer);
+        td_test_give(&dev, a.offset);
+        a.offset = td_test_put(&dev, fewer, sizeof fewer);
         fast.expert_linear(&dev, &a);
-        from_device(again, a.y[0], R * O * sizeof *again);
+        td_test_get(&dev, again, a.y[0], R * O * sizeof *again);
         td_test_same("an expert's rows among fewer", again + offset[E - 1] * O,
                      y + offset[E - 1] * O, FEW * O * sizeof *again);
         /* A rank that has none of the chosen experts: nothing is written. */
@@ -197,14 +181,14 @@ static void expert_linear(void **state) {
         memset(again, 0xff, R * O * sizeof *again);
         td_upload(&dev, a.y[0], again, R * O * sizeof *again);
         fast.expert_linear(&dev, &a);
-        from_device(y, a.y[0], R * O * sizeof *y);
+        td_test_get(&dev, y, a.y[0], R * O * sizeof *y);
         td_test_same("rows of no expert", again, y, R * O * sizeof *y);
         free(again);
-        give(a.x);
-        give(a.x_row);
-        give(a.offset);
-        give(a.y[0]);
-        give(table);
+        td_test_give(&dev, a.x);
+        td_test_give(&dev, a.x_row);
+        td_test_give(&dev, a.offset);
+        td_test_give(&dev, a.y[0]);
+        td_test_give(&dev, table);
         for (uint32_t e = 0; e < E; e++)
             give_matrix(&m[e], &w[e]);
         free(x);
@@ -222,25 +206,25 @@ struct copy {
 
 static void copy_batch(struct copy *c, const struct td_sequences *s) {
     c->batch = s->batch;
-    c->pages = to_device(s->pages, sizeof s->pages);
-    c->slots = to_device(s->slots, s->kv.slot_bytes * s->count);
-    c->batch.pool = to_device(s->pool, s->kv.pool_bytes);
-    c->batch.row = to_device(s->row, s->batch.n * sizeof *s->row);
+    c->pages = td_test_put(&dev, s->pages, sizeof s->pages);
+    c->slots = td_test_put(&dev, s->slots, s->kv.slot_bytes * s->count);
+    c->batch.pool = td_test_put(&dev, s->pool, s->kv.pool_bytes);
+    c->batch.row = td_test_put(&dev, s->row, s->batch.n * sizeof *s->row);
     for (uint32_t i = 0; i < s->batch.runs; i++) {
         size_t page = (size_t)(s->run[i].pages - s->pages[0]);
         c->run[i] = s->run[i];
         c->run[i].pages = c->pages + page;
         c->run[i].slot = (uint8_t *)c->slots + ((uint8_t *)s->run[i].slot - (uint8_t *)s->slots);
     }
-    c->batch.run = to_device(c->run, sizeof c->run);
+    c->batch.run = td_test_put(&dev, c->run, sizeof c->run);
 }
 
 static void give_batch(struct copy *c) {
-    give(c->batch.run);
-    give(c->batch.row);
-    give(c->batch.pool);
-    give(c->slots);
-    give(c->pages);
+    td_test_give(&dev, c->batch.run);
+    td_test_give(&dev, c->batch.row);
+    td_test_give(&dev, c->batch.pool);
+    td_test_give(&dev, c->slots);
+    td_test_give(&dev, c->pages);
 }
 
 /* Values small enough for every sum to be exact, so that the order does not matter and scores are
@@ -282,12 +266,13 @@ static void index_case(uint32_t heads, uint32_t topk, const uint32_t *n) {
     td_test_device_finish(&host);
     copy_batch(&c, &s);
     a.batch = &c.batch;
-    a.q = to_device(q, q_floats * sizeof *q);
-    a.wt = to_device(wt, rows * heads * sizeof *wt);
-    a.selected = to_device(NULL, chosen * sizeof *got);
-    a.workspace = to_device(NULL, dev.backend->index_workspace(heads, topk, (uint32_t)rows));
+    a.q = td_test_put(&dev, q, q_floats * sizeof *q);
+    a.wt = td_test_put(&dev, wt, rows * heads * sizeof *wt);
+    a.selected = td_test_put(&dev, NULL, chosen * sizeof *got);
+    a.workspace =
+        td_test_put(&dev, NULL, dev.backend->index_workspace(heads, topk, (uint32_t)rows));
     fast.index(&dev, &a);
-    from_device(got, a.selected, chosen * sizeof *got);
+    td_test_get(&dev, got, a.selected, chosen * sizeof *got);
     td_test_same("chosen entries", want, got, chosen * sizeof *got);
     /* A rank's rows of the step; the others stay. */
     a.first = td_test_below((uint32_t)rows);
@@ -298,12 +283,12 @@ static void index_case(uint32_t heads, uint32_t topk, const uint32_t *n) {
         got[i] = -2;
     td_upload(&dev, a.selected, got, chosen * sizeof *got);
     fast.index(&dev, &a);
-    from_device(got, a.selected, chosen * sizeof *got);
+    td_test_get(&dev, got, a.selected, chosen * sizeof *got);
     td_test_same("chosen entries of some rows", want, got, chosen * sizeof *got);
-    give(a.q);
-    give(a.wt);
-    give(a.selected);
-    give(a.workspace);
+    td_test_give(&dev, a.q);
+    td_test_give(&dev, a.wt);
+    td_test_give(&dev, a.selected);
+    td_test_give(&dev, a.workspace);
     give_batch(&c);
     td_sequences_finish(&s);
     free(q);
@@ -380,22 +365,22 @@ static void attend_case(enum td_kv_row_dtype type, uint32_t layer, uint32_t head
     td_test_device_finish(&host);
     copy_batch(&c, &s);
     a.batch = &c.batch;
-    a.q = to_device(q, floats * sizeof *q);
-    a.rows = to_device(stored, rows * s.kv.row_bytes);
-    a.sink = to_device(sink, heads * sizeof *sink);
-    if (layer == 1) a.selected = to_device(selected, rows * topk * sizeof *selected);
-    a.o = to_device(NULL, floats * sizeof *got);
+    a.q = td_test_put(&dev, q, floats * sizeof *q);
+    a.rows = td_test_put(&dev, stored, rows * s.kv.row_bytes);
+    a.sink = td_test_put(&dev, sink, heads * sizeof *sink);
+    if (layer == 1) a.selected = td_test_put(&dev, selected, rows * topk * sizeof *selected);
+    a.o = td_test_put(&dev, NULL, floats * sizeof *got);
     fast.attend(&dev, &a);
-    from_device(got, a.o, floats * sizeof *got);
+    td_test_get(&dev, got, a.o, floats * sizeof *got);
     for (size_t i = 0; i < floats; i++)
         if (!(fabsf(got[i] - want[i]) <= 4e-3f))
             fail_msg("layer %u, type %d, value %zu: expected %.9g, found %.9g", layer, (int)type, i,
                      (double)want[i], (double)got[i]);
-    give(a.q);
-    give(a.rows);
-    give(a.sink);
-    if (layer == 1) give(a.selected);
-    give(a.o);
+    td_test_give(&dev, a.q);
+    td_test_give(&dev, a.rows);
+    td_test_give(&dev, a.sink);
+    if (layer == 1) td_test_give(&dev, a.selected);
+    td_test_give(&dev, a.o);
     give_batch(&c);
     td_sequences_finish(&s);
     free(kv);

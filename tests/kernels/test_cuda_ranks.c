@@ -6,6 +6,7 @@
 
 #include "kernels/engine_parts.h"
 #include "kernels/ops.h"
+#include "tests/kernels/device_arrays.h"
 #include "tests/kernels/engine_fixture.h"
 
 extern const struct td_backend TD_TEST_BACKEND;
@@ -31,14 +32,6 @@ static struct td_error err;
 
 static void ok(td_status st) {
     if (st != TD_OK) fail_msg("%s", err.text);
-}
-
-static uint32_t gpus(void) {
-    uint64_t bytes, left;
-    uint32_t n = 0;
-    while (n < TD_MAX_RANKS && TD_TEST_BACKEND.memory(n, &bytes, &left, &err) == TD_OK)
-        n++;
-    return n;
 }
 
 /* ---- engines ---- */
@@ -156,7 +149,7 @@ static void same_life(struct td_engine *one, struct td_engine *many) {
 
 /* `most` ranks and fewer against one, on a device each and sharing one. */
 static void same_bits(const struct td_model *m, bool ref, uint32_t most, uint64_t forced) {
-    uint32_t devices = gpus();
+    uint32_t devices = td_test_devices(&TD_TEST_BACKEND);
     struct td_engine_options o = options(ref, 1, true);
     o.force_ref = forced;
     struct td_engine *one = engine(m, &o);
