@@ -1,17 +1,18 @@
 /* The checksum in vectors, copying as it goes. A sum mod 2^32 may be folded in any order, so lanes
  * mean nothing. Each line is read once, and what is written past the caches (`far`) does not first
  * fetch the line that it replaces.
- * What is asked for ahead of time: one line of each block of the source a page ahead, since with
- * the sum's instructions a processor no longer sees the next page's start early enough; and of what
- * is written near every other line, since lines are fetched in pairs. Not of AMD's: there a store
- * that misses finds its line no later, and asking makes a copy a quarter slower. */
+ * What is asked for ahead of time, since the sum's instructions leave a processor fewer lines in
+ * sight. Intel's: one line of each block of the source a page ahead, so that the next page's start
+ * is seen early enough, and of what is written near every other line, since lines are fetched in
+ * pairs. AMD's: each line of the source (one stream: blocks side by side are read at half the
+ * rate); not what is written: there a store that misses finds its line no later, and asking makes
+ * a copy a quarter slower. */
 #ifdef __x86_64__
 #include "common/kv/checksum_sets.h"
 
 #include <immintrin.h>
-#include <stdbool.h>
 
-enum { LINE = TD_CHECKSUM_LINE, LINES = TD_CHECKSUM_BLOCK / LINE, AHEAD = 4096 };
+enum { LINE = TD_CHECKSUM_LINE, LINES = TD_CHECKSUM_BLOCK / LINE };
 
 #define INLINE static inline __attribute__((always_inline))
 #define AVX2 __attribute__((target("avx2")))
@@ -37,14 +38,14 @@ INLINE void leave(struct td_checksum_run *r, uint64_t state) {
 
 /* Lines `at`.. of a block; `lines` is a constant where they are all of them. */
 AVX2 INLINE void part_avx2(__m256i *a, __m256i *b, uint8_t *q, const uint8_t *p, size_t at,
-                           size_t lines, enum td_checksum_copy copy, bool ask) {
+                           size_t lines, enum td_checksum_copy copy, enum td_checksum_ask ask) {
     const struct td_checksum_weights *k = &td_checksum_weights;
 #pragma GCC unroll 16
     for (size_t i = 0; i < lines; i++) {
         const __m256i *ka = (const __m256i *)(const void *)(k->a + (at + i) * LINE / 2);
         const __m256i *kb = (const __m256i *)(const void *)(k->b + (at + i) * LINE / 2);
         __m256i *to = (__m256i *)(void *)(q + i * LINE);
-        if (ask && i % 2 == 0) __builtin_prefetch(q + i * LINE + AHEAD, 1);
+        td_checksum_ask(ask, at + i, p + i * LINE, q + i * LINE, copy);
 #pragma GCC unroll 2
         for (int j = 0; j < 2; j++) {
             __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)(p + i * LINE) + j);
@@ -57,12 +58,11 @@ AVX2 INLINE void part_avx2(__m256i *a, __m256i *b, uint8_t *q, const uint8_t *p,
 }
 
 AVX2 INLINE void lines_avx2(struct td_checksum_run *r, uint8_t *q, const uint8_t *p, size_t lines,
-                            enum td_checksum_copy copy, bool ask) {
+                            enum td_checksum_copy copy, enum td_checksum_ask ask) {
     __m256i a = _mm256_zextsi128_si256(_mm_cvtsi32_si128((int32_t)r->a));
     __m256i b = _mm256_zextsi128_si256(_mm_cvtsi32_si128((int32_t)r->b));
     while (lines) {
         size_t at = r->lines % LINES, n = LINES - at < lines ? LINES - at : lines;
-        __builtin_prefetch(p + AHEAD);
         if (n == LINES)
             part_avx2(&a, &b, q, p, 0, LINES, copy, ask);
         else
@@ -84,13 +84,13 @@ VNNI INLINE uint64_t fold_wide(__m512i a, __m512i b) {
 }
 
 VNNI INLINE void part_vnni(__m512i *a, __m512i *b, uint8_t *q, const uint8_t *p, size_t at,
-                           size_t lines, enum td_checksum_copy copy, bool ask) {
+                           size_t lines, enum td_checksum_copy copy, enum td_checksum_ask ask) {
     const struct td_checksum_weights *k = &td_checksum_weights;
 #pragma GCC unroll 16
     for (size_t i = 0; i < lines; i++) {
         uint8_t *to = q + i * LINE;
         __m512i w = _mm512_loadu_si512(p + i * LINE);
-        if (ask && i % 2 == 0) __builtin_prefetch(to + AHEAD, 1);
+        td_checksum_ask(ask, at + i, p + i * LINE, to, copy);
         if (copy == TD_CHECKSUM_NEAR) _mm512_storeu_si512(to, w);
         if (copy == TD_CHECKSUM_FAR) _mm512_stream_si512((__m512i *)(void *)to, w);
         *a = _mm512_dpwssd_epi32(*a, w, _mm512_load_si512(k->a + (at + i) * LINE / 2));
@@ -99,12 +99,11 @@ VNNI INLINE void part_vnni(__m512i *a, __m512i *b, uint8_t *q, const uint8_t *p,
 }
 
 VNNI INLINE void lines_vnni(struct td_checksum_run *r, uint8_t *q, const uint8_t *p, size_t lines,
-                            enum td_checksum_copy copy, bool ask) {
+                            enum td_checksum_copy copy, enum td_checksum_ask ask) {
     __m512i a = _mm512_zextsi128_si512(_mm_cvtsi32_si128((int32_t)r->a));
     __m512i b = _mm512_zextsi128_si512(_mm_cvtsi32_si128((int32_t)r->b));
     while (lines) {
         size_t at = r->lines % LINES, n = LINES - at < lines ? LINES - at : lines;
-        __builtin_prefetch(p + AHEAD);
         if (n == LINES)
             part_vnni(&a, &b, q, p, 0, LINES, copy, ask);
         else
@@ -120,25 +119,26 @@ VNNI INLINE void lines_vnni(struct td_checksum_run *r, uint8_t *q, const uint8_t
     leave(r, fold_wide(a, b));
 }
 
-/* One body for each way to copy. */
-#define EACH_COPY(lines_of)                                                                        \
-    if (copy == TD_CHECKSUM_FAR && (uintptr_t)to % LINE != 0) copy = TD_CHECKSUM_NEAR;             \
+/* One body for each way to copy and to ask. */
+#define EACH_COPY(lines_of, ask)                                                                   \
     if (copy == TD_CHECKSUM_READ)                                                                  \
-        lines_of(r, to, from, lines, TD_CHECKSUM_READ, false);                                     \
-    else if (copy == TD_CHECKSUM_FAR)                                                              \
-        lines_of(r, to, from, lines, TD_CHECKSUM_FAR, false);                                      \
-    else if (td_checksum_asks())                                                                   \
-        lines_of(r, to, from, lines, TD_CHECKSUM_NEAR, true);                                      \
+        lines_of(r, to, from, lines, TD_CHECKSUM_READ, ask);                                       \
+    else if (copy == TD_CHECKSUM_FAR && (uintptr_t)to % LINE == 0)                                 \
+        lines_of(r, to, from, lines, TD_CHECKSUM_FAR, ask);                                        \
     else                                                                                           \
-        lines_of(r, to, from, lines, TD_CHECKSUM_NEAR, false)
+        lines_of(r, to, from, lines, TD_CHECKSUM_NEAR, ask)
+#define EACH_WAY(lines_of)                                                                         \
+    if (td_checksum_asks() == TD_CHECKSUM_ASK_LINES) {                                             \
+        EACH_COPY(lines_of, TD_CHECKSUM_ASK_LINES);                                                \
+    } else {                                                                                       \
+        EACH_COPY(lines_of, TD_CHECKSUM_ASK_BLOCKS);                                               \
+    }
 
 AVX2 void td_checksum_lines_avx2(struct td_checksum_run *r, void *to, const void *from,
-                                 size_t lines, enum td_checksum_copy copy) {
-    EACH_COPY(lines_avx2);
-}
+                                 size_t lines, enum td_checksum_copy copy){EACH_WAY(lines_avx2)}
 
 VNNI void td_checksum_lines_vnni(struct td_checksum_run *r, void *to, const void *from,
                                  size_t lines, enum td_checksum_copy copy) {
-    EACH_COPY(lines_vnni);
+    EACH_WAY(lines_vnni)
 }
 #endif

@@ -46,17 +46,20 @@ uint64_t __wrap_td_checksum_finish(const struct td_checksum_run *r, const void *
 
 /* As the sums' functions copy; where they call memcpy, memcpy. */
 #ifdef __x86_64__
-#define COPY(vector, load, store, stream)                                                          \
-    const bool ask = !far && td_checksum_asks();                                                   \
+#define COPY_ASKING(vector, load, store, what, ways)                                               \
     for (size_t i = 0; i < bytes; i += sizeof(vector)) {                                           \
-        if (i % TD_CHECKSUM_BLOCK == 0) __builtin_prefetch(from + i + 4096);                       \
-        vector w = load((const void *)(from + i));                                                 \
-        if (ask && i % 128 == 0) __builtin_prefetch(to + i + 4096, 1);                             \
-        if (far)                                                                                   \
-            stream((void *)(to + i), w);                                                           \
-        else                                                                                       \
-            store((void *)(to + i), w);                                                            \
+        if (i % 64 == 0) td_checksum_ask(what, i / 64 % 16, from + i, to + i, ways);               \
+        store((void *)(to + i), load((const void *)(from + i)));                                   \
     }
+#define COPY(vector, load, store, stream)                                                          \
+    if (td_checksum_asks() == TD_CHECKSUM_ASK_LINES && far)                                        \
+        COPY_ASKING(vector, load, stream, TD_CHECKSUM_ASK_LINES, TD_CHECKSUM_FAR)                  \
+    else if (td_checksum_asks() == TD_CHECKSUM_ASK_LINES)                                          \
+        COPY_ASKING(vector, load, store, TD_CHECKSUM_ASK_LINES, TD_CHECKSUM_NEAR)                  \
+    else if (far)                                                                                  \
+        COPY_ASKING(vector, load, stream, TD_CHECKSUM_ASK_BLOCKS, TD_CHECKSUM_FAR)                 \
+    else                                                                                           \
+        COPY_ASKING(vector, load, store, TD_CHECKSUM_ASK_BLOCKS, TD_CHECKSUM_NEAR)
 __attribute__((target("avx512f"))) static void copy_512(uint8_t *to, const uint8_t *from,
                                                         size_t bytes, bool far) {
     COPY(__m512i, _mm512_loadu_si512, _mm512_storeu_si512, _mm512_stream_si512)
