@@ -2,6 +2,7 @@
 port, a short run_dir; started and stopped by `tandem up` and `tandem down` as a user would.
 
 BUILD is the build folder (first argument of every test program)."""
+import http.client
 import json
 import os
 import pathlib
@@ -19,6 +20,13 @@ TREE = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else TREE / "build").resolve()
 TANDEM = BUILD / "deploy" / "tandem"
 MODEL = TREE / "deploy" / "models" / "needle"
+DEVICE = os.environ.get("TANDEM_TEST_DEVICE")  # of all workers, instead of the CPU
+if DEVICE:
+    sys.path.append(str(TREE / "tests"))
+    import gpu
+    if gpu.missing():
+        print(f"skipped: {gpu.missing()}")
+        sys.exit(77)
 
 
 def sanitized():
@@ -49,6 +57,8 @@ class Cluster:
             "router.thinking": "chat",
             "threads": 1,
         }
+        if DEVICE:  # several workers share it
+            self.settings |= {"device": DEVICE, "pool_pages": 256}
         # A dictionary is a section: what holds for one role alone.
         self.settings.update({k.replace("__", "."): v for k, v in settings.items() if not isinstance(v, dict)})
         self.config = self.dir / "tandem.conf"
@@ -104,9 +114,13 @@ class Cluster:
 
     def get(self, path):
         """(status, parsed JSON or text)"""
-        return self._ask(urllib.request.Request(self.url + path))
+        return self._ask(urllib.request.Request(self.url + path))[:2]
 
     def post(self, path, body, headers=()):
+        return self.post_whole(path, body, headers)[:2]
+
+    def post_whole(self, path, body, headers=()):
+        """(status, parsed JSON or text, headers of the answer)"""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, method="POST")
         request.add_header("Content-Type", "application/json")
@@ -118,13 +132,28 @@ class Cluster:
     def _ask(request):
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE) as r:
-                status, text = r.status, r.read().decode()
+                status, text, headers = r.status, r.read().decode(), r.headers
         except urllib.error.HTTPError as e:
-            status, text = e.code, e.read().decode()
+            status, text, headers = e.code, e.read().decode(), e.headers
         try:
-            return status, json.loads(text)
+            return status, json.loads(text), headers
         except ValueError:
-            return status, text
+            return status, text, headers
+
+    def stream(self, path, body):
+        """What the events of a streamed answer say, as they come."""
+        conn = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=PATIENCE)
+        conn.request("POST", path, json.dumps(body | {"stream": True}), {"Content-Type": "application/json"})
+        answer = conn.getresponse()
+        assert answer.status == 200, answer.read()
+        last = None
+        for line in answer:
+            if line.startswith(b"data: "):
+                last = line[6:].strip()
+                if last != b"[DONE]":
+                    yield json.loads(last)
+        conn.close()
+        assert last == b"[DONE]", last
 
     def client(self):
         openai = need("openai")

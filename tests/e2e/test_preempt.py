@@ -50,16 +50,12 @@ def whole(c, body):
 
 def streamed(c, body):
     tokens, logprobs, finish = [], [], None
-    ours = ("ignore_eos", "min_tokens", "repetition_penalty")
-    chunks = c.client().completions.create(
-        stream=True, extra_body={k: v for k, v in body.items() if k in ours},
-        **{k: v for k, v in body.items() if k not in ours})
-    for chunk in chunks:
-        for choice in chunk.choices:
-            finish = choice.finish_reason or finish
-            if choice.logprobs:
-                tokens += choice.logprobs.tokens
-                logprobs += choice.logprobs.token_logprobs
+    for chunk in c.stream("/v1/completions", body):
+        for choice in chunk["choices"]:
+            finish = choice["finish_reason"] or finish
+            if choice.get("logprobs"):
+                tokens += choice["logprobs"]["tokens"]
+                logprobs += choice["logprobs"]["token_logprobs"]
     assert finish == "length", finish
     return tokens, logprobs
 
