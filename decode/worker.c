@@ -267,6 +267,10 @@ static td_status start(struct td_decode_worker *w, struct td_error *err) {
                           TD_DECODE_LINKS_MAX, sends, STOP_MS, &w->host, err));
     TD_TRY(td_xfer_region_alloc(td_plane_xfer(td_host_plane(w->host)), landing_bytes(w),
                                 &w->landing, err));
+    struct td_error why;
+    if (td_engine_pin(w->engine.engine, td_xfer_region_base(w->landing), landing_bytes(w), &why) !=
+        TD_OK)
+        td_warn("landing slabs: %s: the host copies each block once more", why.text);
     fill_hello(w);
     log_start(w);
     return td_host_dial(w->host, &w->hello, err);
@@ -285,6 +289,7 @@ static void log_residue(const struct td_decode_worker *w) {
 
 static void finish(struct td_decode_worker *w) {
     td_decode_stop_watching(w);
+    td_engine_unpin(w->engine.engine);
     td_xfer_region_free(w->landing);
     if (td_host_destroy(w->host) != TD_OK) td_warn("a handle of the loop was left open");
     td_decode_destroy(w->machine);

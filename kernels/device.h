@@ -115,9 +115,13 @@ struct td_backend {
     td_status (*take_host)(struct td_device *d, size_t bytes, const char *what, void **ret,
                            struct td_error *err);
     void (*give_host)(struct td_device *d, void *memory);
+    /* The same of memory that is there already, whole pages of the host, for all of a worker's
+     * devices, until unpin. NULL: this kind copies at the same speed anyway. */
+    td_status (*pin)(struct td_device *d, void *memory, size_t bytes, struct td_error *err);
+    void (*unpin)(struct td_device *d, void *memory);
 
     /* Queued. The host side must stay as it is until the lane was waited for; what is uploaded from
-     * memory that take_host did not give may change at once. */
+     * memory that neither take_host gave nor pin was told of may change at once. */
     void (*upload)(struct td_device *d, enum td_lane lane, const struct td_copy *c);
     void (*download)(struct td_device *d, enum td_lane lane, const struct td_copy *c);
     /* Until all of the lane is done; a fault of anything queued before is reported here. */

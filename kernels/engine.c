@@ -40,6 +40,7 @@ void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret) {
         .pool = e->layout.pool_bytes,
         .slots = e->layout.slot_bytes * e->o.slots,
         .host = e->shared_bytes,
+        .pinned = e->rank[0].staging.pinned_bytes,
     };
     for (uint32_t i = 0; i < e->ranks; i++) {
         const struct td_rank *r = &e->rank[i];
@@ -339,6 +340,15 @@ td_status td_engine_step(struct td_engine *e, const struct td_run *runs, uint32_
 }
 
 /* ---- wire blocks ---- */
+
+td_status td_engine_pin(struct td_engine *e, void *memory, size_t bytes, struct td_error *err) {
+    return td_kv_staging_pin(&e->stagings, memory, bytes, err);
+}
+
+void td_engine_unpin(struct td_engine *e) {
+    /* Beside a rank that hangs a driver may wait for it; what is pinned ends with the process. */
+    if (e && !td_team_lost(e->team)) td_kv_staging_unpin(&e->stagings);
+}
 
 /* All ranks have the same; in turn their links share the work. */
 static struct td_kv_staging *packer(struct td_engine *e, uint32_t index) {

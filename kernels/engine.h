@@ -91,6 +91,14 @@ TD_MUST_USE td_status td_engine_copy_slot(struct td_engine *e, uint32_t from, ui
 TD_MUST_USE td_status td_engine_copy_page(struct td_engine *e, uint32_t from, uint32_t to,
                                           struct td_error *err);
 
+/* Memory in which wire blocks will lie (slabs): whole pages of the host, one range of an engine, of
+ * which a device then copies without the host's help. NO_MEMORY with a sentence where that cannot
+ * be: everything works without, a copy slower. On the CPU there is nothing to do. */
+TD_MUST_USE td_status td_engine_pin(struct td_engine *e, void *memory, size_t bytes,
+                                    struct td_error *err);
+/* Before the memory and the engine go; nothing where none was pinned. NULL is fine. */
+void td_engine_unpin(struct td_engine *e);
+
 /* Wire blocks of the engine's pages and slots: td_kv_pack_page and its kin of common/kv/wire.h,
  * wherever the pool lies. One thread at a time, which may be another than the one that steps: what
  * is packed or unpacked must not be part of a step under way. */
@@ -162,6 +170,7 @@ struct td_engine_memory {
     uint32_t ranks;
     size_t weights, pool, slots, index_workspace, scratch, host;
     size_t collectives; /* what ranks take to tell each other things, at most (kernels/mailbox.h) */
+    size_t pinned;      /* of the caller's, td_engine_pin */
     uint32_t graphs, graph_launches; /* recorded decode steps, and at most so many kernels of one */
 };
 void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret);

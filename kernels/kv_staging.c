@@ -64,7 +64,29 @@ td_status td_kv_staging_take(struct td_kv_staging *s, void *pool, void *slots,
     return TD_OK;
 }
 
+td_status td_kv_staging_pin(const struct td_kv_stagings *all, void *memory, size_t bytes,
+                            struct td_error *err) {
+    struct td_device *d = all->rank[0]->device;
+    assert(!all->rank[0]->pinned);
+    if (!d->backend->pin) return TD_OK;
+    TD_TRY(d->backend->pin(d, memory, bytes, err));
+    for (uint32_t r = 0; r < all->n; r++) {
+        all->rank[r]->pinned = memory;
+        all->rank[r]->pinned_bytes = bytes;
+    }
+    return TD_OK;
+}
+
+void td_kv_staging_unpin(const struct td_kv_stagings *all) {
+    struct td_device *d = all->rank[0]->device;
+    if (!all->rank[0]->pinned) return;
+    d->backend->unpin(d, (void *)(uintptr_t)all->rank[0]->pinned);
+    for (uint32_t r = 0; r < all->n; r++)
+        all->rank[r]->pinned = NULL, all->rank[r]->pinned_bytes = 0;
+}
+
 void td_kv_staging_finish(struct td_kv_staging *s) {
+    assert(!s->pinned);
     if (s->on_device) s->device->backend->give(s->device, s->on_device, s->device_bytes);
     if (s->on_host) s->device->backend->give_host(s->device, s->on_host);
 }
@@ -75,18 +97,21 @@ static uint8_t *base_of(const struct td_kv_staging *s, struct td_kv_place p) {
     return p.kind == TD_KV_PAGE_BLOCK ? s->pool : s->slots + s->kv->slot_bytes * p.number;
 }
 
-static void transfer(struct td_kv_staging *s, bool down, void *there, void *here, size_t bytes) {
-    struct td_device *d = s->device;
-    struct td_copy c = {
-        .to = down ? here : there, .from = down ? there : here, .width = bytes, .rows = 1};
-    if (bytes) (down ? d->backend->download : d->backend->upload)(d, TD_LANE_KV, &c);
+static void down(struct td_kv_staging *s, void *to, const void *from, size_t bytes) {
+    struct td_copy c = {.to = to, .from = from, .width = bytes, .rows = 1};
+    if (bytes) s->device->backend->download(s->device, TD_LANE_KV, &c);
+}
+
+static void up(struct td_kv_staging *s, void *to, const void *from, size_t bytes) {
+    struct td_copy c = {.to = to, .from = from, .width = bytes, .rows = 1};
+    if (bytes) s->device->backend->upload(s->device, TD_LANE_KV, &c);
 }
 
 /* The stretches of `from`'s or `to`'s block on the device. */
 static struct td_wire_rows list_rows(struct td_kv_staging *s, struct td_kv_place p, uint32_t n) {
     size_t moves = td_kv_moves(s->kv, p.kind, base_of(s, p), p.number, n, s->listed);
     assert(moves <= s->moves);
-    transfer(s, false, s->move, s->listed, moves * sizeof *s->listed);
+    up(s, s->move, s->listed, moves * sizeof *s->listed);
     return (struct td_wire_rows){
         .stretch = s->stretch, .own = base_of(s, p), .move = s->move, .n = (uint32_t)moves};
 }
@@ -100,7 +125,7 @@ static void queue_sums(struct td_kv_staging *s, const struct td_kv_block_header 
         sums.bytes[f] = h->bytes[f];
     }
     s->device->backend->sum(s->device, &sums);
-    transfer(s, true, s->share, s->shares, SHARES * sizeof *s->shares);
+    down(s, s->shares, s->share, SHARES * sizeof *s->shares);
 }
 
 static uint64_t family_sum(const struct td_kv_staging *s, int family, uint64_t bytes) {
@@ -115,13 +140,22 @@ static size_t piece(size_t bytes, size_t k) {
     return left < PIECE ? left : PIECE;
 }
 
-/* The stretch to `dst`, a half behind the device. */
+static bool is_pinned(const struct td_kv_staging *s, const uint8_t *at, size_t bytes) {
+    return s->pinned && at >= s->pinned && at <= s->pinned + s->pinned_bytes &&
+           bytes <= (size_t)(s->pinned + s->pinned_bytes - at);
+}
+
+/* The stretch to `dst`: as it is, or a half behind the device. */
 static void fetch(struct td_kv_staging *s, uint8_t *dst, size_t bytes) {
     struct td_device *d = s->device;
+    if (is_pinned(s, dst, bytes)) {
+        down(s, dst, s->stretch, bytes);
+        return;
+    }
     size_t pieces = (bytes + PIECE - 1) / PIECE;
     for (size_t k = 0; k <= pieces && pieces; k++) {
         if (k < pieces) {
-            transfer(s, true, s->stretch + k * PIECE, s->half[k % 2], piece(bytes, k));
+            down(s, s->half[k % 2], s->stretch + k * PIECE, piece(bytes, k));
             d->backend->mark(d, TD_LANE_KV, k % 2);
         }
         if (k == 0) continue;
@@ -130,10 +164,15 @@ static void fetch(struct td_kv_staging *s, uint8_t *dst, size_t bytes) {
     }
 }
 
-/* And back, to all ranks from the first one's halves: one is filled again when every device has
- * taken it. */
+/* And back, to all ranks: from where it lies, or from the first one's halves, of which one is
+ * filled again when every device has taken it. */
 static void send(const struct td_kv_stagings *all, const uint8_t *src, size_t bytes) {
     uint8_t *const *half = all->rank[0]->half;
+    if (is_pinned(all->rank[0], src, bytes)) {
+        for (uint32_t r = 0; r < all->n; r++)
+            up(all->rank[r], all->rank[r]->stretch, src, bytes);
+        return;
+    }
     for (size_t k = 0; k * PIECE < bytes; k++) {
         for (uint32_t r = 0; k >= 2 && r < all->n; r++) {
             struct td_device *d = all->rank[r]->device;
@@ -142,7 +181,7 @@ static void send(const struct td_kv_stagings *all, const uint8_t *src, size_t by
         memcpy(half[k % 2], src + k * PIECE, piece(bytes, k));
         for (uint32_t r = 0; r < all->n; r++) {
             struct td_kv_staging *s = all->rank[r];
-            transfer(s, false, s->stretch + k * PIECE, half[k % 2], piece(bytes, k));
+            up(s, s->stretch + k * PIECE, half[k % 2], piece(bytes, k));
             s->device->backend->mark(s->device, TD_LANE_KV, k % 2);
         }
     }
@@ -274,7 +313,7 @@ static void copy_slot(struct td_kv_staging *s, uint32_t from, uint32_t to) {
         return;
     }
     s->listed[0] = (struct td_kv_move){.bytes = s->kv->slot_bytes};
-    transfer(s, false, s->move, s->listed, sizeof *s->listed);
+    up(s, s->move, s->listed, sizeof *s->listed);
     d->backend->pack(d, &(struct td_wire_rows){s->stretch, a, s->move, 1});
     d->backend->unpack(d, &(struct td_wire_rows){s->stretch, b, s->move, 1});
 }

@@ -1,10 +1,12 @@
 /* Wire blocks of an engine's pages and slots, wherever the pool lies.
  *
  * On the CPU common/kv/wire.h does it where the rows are. On a device kernels gather a block's rows
- * into one stretch of device memory, or scatter them from there, and sum them; between it and the
- * block go pieces through two halves of pinned memory, so that the device's copy of one runs beside
- * the host's of the other, and all of it beside the steps. On a device nothing reaches the pool
- * before a block was found right. Nothing is taken after td_kv_staging_take.
+ * into one stretch of device memory, or scatter them from there, and sum them, beside the steps. A
+ * block in memory that was pinned is copied by the device alone; of others pieces go through two
+ * pinned halves, so that the device's copy of one runs beside the host's of the other. On a device
+ * nothing reaches the pool before a block was found right, by what is summed there: whoever writes
+ * to the block meanwhile spoils it, but changes nothing that was found right. Nothing is taken
+ * after td_kv_staging_take.
  *
  * Every rank of a worker has all of the KV state. So one packs a block, whichever; what is unpacked
  * or copied goes to all of them, each over its own link at the same time. */
@@ -26,6 +28,8 @@ struct td_kv_staging {
     struct td_kv_move *move, *listed; /* of the device, of the host */
     uint64_t *share, *shares;         /* of the device, of the host: td_sums */
     uint8_t *half[2];                 /* of the host */
+    const uint8_t *pinned;            /* [pinned_bytes] of the caller's, or NULL */
+    size_t pinned_bytes;
 };
 
 /* A page or a slot: page blocks and the slot block. */
@@ -53,6 +57,12 @@ struct td_kv_stagings {
     uint32_t n;
     struct td_kv_staging *rank[TD_MAX_RANKS];
 };
+
+/* Memory of blocks to be, whole pages of the host, one range at a time; without it, or where it
+ * fails, they go through the halves. Undone before the memory and the stagings go. */
+TD_MUST_USE td_status td_kv_staging_pin(const struct td_kv_stagings *all, void *memory,
+                                        size_t bytes, struct td_error *err);
+void td_kv_staging_unpin(const struct td_kv_stagings *all);
 
 /* td_kv_unpack_page, td_kv_unpack_slot, on all ranks with one verdict. `n`: tokens of the prompt.
  */

@@ -70,7 +70,7 @@ bool td_worker_plan_row(const struct td_worker_plan *p, uint32_t i, struct td_pl
         {"sampling", p->sampling, true},
         {"grammars (at most)", p->grammars, true},
         {"selections", p->selections, true},
-        {"slabs", p->slabs, true},
+        {p->engine.pinned ? "slabs, pinned" : "slabs", p->slabs, true},
     };
     if (i >= sizeof row / sizeof row[0]) return false;
     *ret = row[i];
@@ -258,6 +258,7 @@ td_status td_worker_plan(const struct td_model *model, const struct td_engine_op
     }
     p.slab_bytes = td_worker_slab_bytes(&p.layout, slab_bytes);
     p.slabs = p.slab_bytes * slabs;
+    p.engine.pinned = device->bytes ? p.slabs : 0;
     p.grammars =
         td_samplers_grammar_bytes(p.options.slots, model->config.vocab, (size_t)mask_bytes);
     *ret = p;

@@ -14,8 +14,9 @@
 
 enum {
     NS_PER_MS = 1000000,
-    REQUESTS_MAX = 256, /* waiting ones included */
-    STOP_MS = 5000,     /* for a chunk that runs, and for puts to become quiet */
+    REQUESTS_MAX = 256,    /* waiting ones included */
+    SLAB_ALIGNMENT = 4096, /* a device pins whole memory pages */
+    STOP_MS = 5000,        /* for a chunk that runs, and for puts to become quiet */
 };
 
 /* ---- actions ---- */
@@ -166,14 +167,18 @@ static td_status take_slabs(struct td_prefill_worker *w, struct td_error *err) {
     w->headers = calloc(w->headers_max, sizeof *w->headers);
     w->slab = calloc(n, sizeof *w->slab);
     if (!w->headers || !w->slab) return td_fail(err, TD_NO_MEMORY, "no memory for send slabs");
+    w->slabs = aligned_alloc(SLAB_ALIGNMENT, n * w->slab_bytes);
+    if (!w->slabs)
+        return td_fail(err, TD_NO_MEMORY, "no memory for %u send slabs of %llu bytes", n,
+                       (unsigned long long)w->slab_bytes);
+    memset(w->slabs, 0, n * w->slab_bytes);
     for (uint32_t i = 0; i < n; i++) {
         w->slab[i].w = w;
-        w->slab[i].bytes = aligned_alloc(64, w->slab_bytes);
-        if (!w->slab[i].bytes)
-            return td_fail(err, TD_NO_MEMORY, "no memory for send slab %u of %llu bytes", i,
-                           (unsigned long long)w->slab_bytes);
-        memset(w->slab[i].bytes, 0, w->slab_bytes);
+        w->slab[i].bytes = w->slabs + i * w->slab_bytes;
     }
+    struct td_error why;
+    if (td_engine_pin(w->engine.engine, w->slabs, n * w->slab_bytes, &why) != TD_OK)
+        td_warn("send slabs: %s: the host copies each block once more", why.text);
     return TD_OK;
 }
 
@@ -269,8 +274,8 @@ static void log_residue(const struct td_prefill_worker *w) {
 static void finish(struct td_prefill_worker *w) {
     if (td_host_destroy(w->host) != TD_OK) td_warn("a handle of the loop was left open");
     td_prefill_destroy(w->machine);
-    for (uint32_t i = 0; w->slab && i < w->config.send_slabs; i++)
-        free(w->slab[i].bytes);
+    td_engine_unpin(w->engine.engine);
+    free(w->slabs);
     free(w->slab);
     free(w->headers);
     td_worker_engine_close(&w->engine);

@@ -12,7 +12,7 @@ enum { TD_PREFILL_PEERS_MAX = 16 }; /* decode workers with a data link at one ti
 
 /* One slab and the put that empties it. */
 struct td_send_slab {
-    uint8_t *bytes; /* [slab_bytes] */
+    uint8_t *bytes; /* [slab_bytes], of `slabs` */
     bool putting;   /* from PUT until both requests are quiet */
     bool reported;  /* PUT_DONE was said */
     bool flushing;  /* the flush was posted */
@@ -48,6 +48,7 @@ struct td_prefill_worker {
     struct td_prefill_job job;
     bool stepping, stopping;
     uint64_t slab_bytes;
+    uint8_t *slabs;                     /* [send_slabs][slab_bytes] */
     struct td_send_slab *slab;          /* [send_slabs] */
     struct td_kv_block_header *headers; /* [blocks of a slab] of the pack being reported */
     uint32_t headers_max;

@@ -180,6 +180,21 @@ static void cuda_give_host(struct td_device *d, void *memory) {
     cudaFreeHost(memory);
 }
 
+/* Shared memory and private memory alike; a rank on another device copies from it as well. */
+static td_status cuda_pin(struct td_device *d, void *memory, size_t bytes, struct td_error *err) {
+    cudaError_t e = cudaSetDevice(td_cuda_of(d)->index);
+    if (e == cudaSuccess) e = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
+    if (e == cudaSuccess) return TD_OK;
+    cudaGetLastError(); /* no fault of what is queued next */
+    return td_fail(err, TD_NO_MEMORY, "%zu bytes cannot be pinned: CUDA: %s", bytes,
+                   cudaGetErrorString(e));
+}
+
+static void cuda_unpin(struct td_device *d, void *memory) {
+    cudaSetDevice(td_cuda_of(d)->index);
+    if (cudaHostUnregister(memory) != cudaSuccess) cudaGetLastError();
+}
+
 /* ---- copies ---- */
 
 static void copy(struct td_device *d, enum td_lane lane, const struct td_copy *c,
@@ -360,6 +375,8 @@ const struct td_backend td_backend_cuda = {
     .give = cuda_give,
     .take_host = cuda_take_host,
     .give_host = cuda_give_host,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
     .upload = cuda_upload,
     .download = cuda_download,
     .wait = cuda_wait,

@@ -17,7 +17,8 @@
 
 extern const struct td_backend TD_TEST_BACKEND;
 
-enum { PAGES = 3, SLOTS = 3, POISON = 0xA5, LAYERS = 8, RANKS = 2 };
+enum { PAGES = 3, SLOTS = 3, POISON = 0xA5, LAYERS = 8, RANKS = 2, MEMORY_PAGE = 4096 };
+enum { HALF = 4096 }; /* bytes looked at of a half */
 static const struct td_kv_ticket ticket = {225, 77};
 
 /* What a rank has on its device. */
@@ -33,8 +34,9 @@ struct both {
     struct rank rank[RANKS];
     struct td_kv_stagings all; /* of the ranks */
     uint8_t *pool, *slots;     /* host */
-    uint8_t *want, *found;     /* blocks */
-    size_t cap;
+    uint8_t *want, *found;     /* blocks, want first; whole memory pages, as slabs are */
+    size_t cap, block_bytes;   /* of one; of both */
+    bool pinned;
 };
 
 static void fill(uint8_t *p, size_t n) {
@@ -100,8 +102,11 @@ static void setup(struct both *b, enum td_kv_row_dtype row, enum td_kv_key_dtype
     assert_true(b->cap > 3 << 20); /* more pieces than there are halves */
     b->pool = td_test_bytes(b->l.pool_bytes);
     b->slots = td_test_bytes(b->l.slot_bytes * SLOTS);
-    b->want = td_test_bytes(b->cap);
-    b->found = td_test_bytes(b->cap);
+    b->block_bytes = (2 * b->cap + MEMORY_PAGE - 1) & ~(size_t)(MEMORY_PAGE - 1);
+    b->want = aligned_alloc(MEMORY_PAGE, b->block_bytes);
+    assert_non_null(b->want);
+    memset(b->want, 0, b->block_bytes);
+    b->found = b->want + b->cap;
     fill(b->pool, b->l.pool_bytes);
     fill(b->slots, b->l.slot_bytes * SLOTS);
     upload_all(b);
@@ -119,7 +124,29 @@ static void finish(struct both *b) {
     free(b->pool);
     free(b->slots);
     free(b->want);
-    free(b->found);
+}
+
+/* From now on blocks lie in pinned memory, or not. What they pass by the way is poisoned. */
+static void pin(struct both *b, bool on) {
+    struct td_error err = {.text = ""};
+    if (b->pinned && !on) td_kv_staging_unpin(&b->all);
+    if (!b->pinned && on && td_kv_staging_pin(&b->all, b->want, b->block_bytes, &err) != TD_OK)
+        fail_msg("%s", err.text);
+    b->pinned = on;
+}
+
+static void poison_halves(struct both *b) {
+    for (int r = 0; r < RANKS; r++)
+        for (int i = 0; i < 2; i++)
+            memset(b->rank[r].s.half[i], POISON, HALF);
+}
+
+/* Blocks in pinned memory pass no half, others do, if they have a body. */
+static void check_halves(const struct both *b, const struct td_kv_staging *s, uint64_t body) {
+    bool touched = false;
+    for (int i = 0; i < HALF; i++)
+        touched |= s->half[0][i] != POISON;
+    assert_int_equal(touched, !b->pinned && body > 0);
 }
 
 static td_status unpack_host(struct both *b, size_t len, uint32_t n, uint32_t index,
@@ -139,6 +166,7 @@ static void pack(struct both *b, struct td_kv_place from, uint32_t index, uint32
     size_t len = 0;
     memset(b->want, POISON, b->cap);
     memset(b->found, POISON, b->cap);
+    poison_halves(b);
     td_status st = from.kind == TD_KV_PAGE_BLOCK
                        ? td_kv_pack_page(&b->l, b->pool, from.number, ticket, index, n, b->want,
                                          b->cap, ret_len, &h[0], &err)
@@ -149,6 +177,7 @@ static void pack(struct both *b, struct td_kv_place from, uint32_t index, uint32
                             &len, &h[1], &err);
     if (st != TD_OK) fail_msg("%s", err.text);
     assert_int_equal(len, *ret_len);
+    check_halves(b, &b->rank[index % RANKS].s, h[0].body_bytes);
     td_test_same("header", &h[0], &h[1], sizeof h[0]);
     td_test_same("block", b->want, b->found, b->cap);
     assert_int_equal(td_kv_staging_pack(&b->rank[index % RANKS].s, from, ticket, index, n, b->found,
@@ -164,9 +193,11 @@ static void there(struct both *b, struct td_kv_place from, struct td_kv_place to
     size_t len;
     pack(b, from, index, n, &len);
     assert_int_equal(unpack_host(b, len, prompt, index, to, &h[0], &err), TD_OK);
+    poison_halves(b);
     if (td_kv_staging_unpack(&b->all, b->want, len, ticket, prompt, index, to, &h[1], &err) !=
         TD_OK)
         fail_msg("%s", err.text);
+    check_halves(b, &b->rank[0].s, h[0].body_bytes);
     td_test_same("header", &h[0], &h[1], sizeof h[0]);
 }
 
@@ -178,10 +209,12 @@ static void blocks_of(enum td_kv_row_dtype row, enum td_kv_key_dtype key) {
     setup(&b, row, key);
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
         uint32_t n = tokens[i];
+        pin(&b, i % 2 == (row == TD_KV_ROW_FP8));
         there(&b, page[i % 2], page[1 - i % 2], 0, n, n);
         if (n < 256) there(&b, page[1], page[0], 2, n, 2 * TD_KV_PAGE_TOKENS + n);
         there(&b, slot[i % 2], slot[1 - i % 2], td_kv_page_blocks(n + 100), n + 100, n + 100);
     }
+    pin(&b, false);
     same_state(&b);
     finish(&b);
 }
@@ -199,6 +232,7 @@ static void test_damage(void **state) {
     const struct td_kv_place place[2] = {{TD_KV_PAGE_BLOCK, 1}, {TD_KV_SLOT_BLOCK, 2}};
     struct both b;
     setup(&b, TD_KV_ROW_FP8, TD_KV_KEY_BF16);
+    pin(&b, true);
     for (int i = 0; i < 2; i++) {
         struct td_error err[2];
         struct td_kv_block_header h;
@@ -234,6 +268,26 @@ static void test_damage(void **state) {
             td_kv_staging_unpack(&b.all, b.want, len, ticket, n, index, place[i], NULL, &err[1]),
             TD_CORRUPT);
     }
+    pin(&b, false);
+    same_state(&b);
+    finish(&b);
+}
+
+/* Memory that cannot be pinned is refused with a sentence, and blocks go as before; what reaches
+ * beyond the pinned range does too. */
+static void test_not_pinned(void **state) {
+    (void)state;
+    const struct td_kv_place page = {TD_KV_PAGE_BLOCK, 1}, to = {TD_KV_PAGE_BLOCK, 2};
+    struct both b;
+    struct td_error err = {.text = ""};
+    setup(&b, TD_KV_ROW_FP8, TD_KV_KEY_BF16);
+    assert_int_equal(td_kv_staging_pin(&b.all, NULL, 0, &err), TD_NO_MEMORY);
+    assert_non_null(strstr(err.text, "cannot be pinned"));
+    there(&b, page, to, 0, 256, 256);
+    size_t first = td_kv_page_block_bytes_max(&b.l) / 2 & ~(size_t)(MEMORY_PAGE - 1);
+    assert_int_equal(td_kv_staging_pin(&b.all, b.want, first, &err), TD_OK);
+    there(&b, page, to, 0, 256, 256);
+    td_kv_staging_unpin(&b.all);
     same_state(&b);
     finish(&b);
 }
@@ -294,9 +348,8 @@ static void test_checksum(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_checksum),
-        cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_checksum), cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_damage),   cmocka_unit_test(test_not_pinned),
         cmocka_unit_test(test_copies),
     };
     if (!td_test_has(&TD_TEST_BACKEND)) return 77;

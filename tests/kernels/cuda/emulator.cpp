@@ -288,6 +288,29 @@ cudaError_t cudaFree(void *p) {
     return cudaSuccess;
 }
 
+/* ---- pinned memory ---- */
+
+static std::map<char *, size_t> pinned;
+
+cudaError_t cudaHostRegister(void *p, size_t n, unsigned) {
+    std::lock_guard<std::mutex> l(lock);
+    const char *pins = getenv("TD_EMULATE_PIN");
+    char *at = (char *)p;
+    if ((pins && strcmp(pins, "0") == 0) || (uintptr_t)p % 4096 != 0 || n == 0)
+        return cudaErrorMemoryAllocation;
+    for (auto &[first, bytes] : pinned)
+        if (at < first + bytes && first < at + n) return cudaErrorHostMemoryAlreadyRegistered;
+    pinned[at] = n;
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void *p) {
+    std::lock_guard<std::mutex> l(lock);
+    if (pinned.erase((char *)p) == 1) return cudaSuccess;
+    fprintf(stderr, "emulator: memory is unpinned that was not pinned\n");
+    abort();
+}
+
 /* ---- captured streams ---- */
 
 struct td_emulated_graph {

@@ -169,6 +169,7 @@ enum {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidDevice = 101,
     cudaErrorPeerAccessAlreadyEnabled = 704,
+    cudaErrorHostMemoryAlreadyRegistered = 712,
     cudaErrorStreamCaptureUnsupported = 900
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
@@ -244,6 +245,10 @@ static inline cudaError_t cudaFreeHost(void *p) {
     free(p);
     return cudaSuccess;
 }
+/* Whole pages, once; with TD_EMULATE_PIN=0 a driver that pins nothing. */
+enum { cudaHostRegisterPortable = 1 };
+cudaError_t cudaHostRegister(void *p, size_t n, unsigned);
+cudaError_t cudaHostUnregister(void *p);
 
 /* A graph is the list of launches of a captured stream; only launches can be captured. */
 typedef struct td_emulated_graph *cudaGraph_t;
