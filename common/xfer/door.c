@@ -38,7 +38,7 @@ td_status td_xfer_door_open(struct td_xfer *x, struct td_error *err) {
         .sockaddr = {.addr = (const struct sockaddr *)&sa, .addrlen = sizeof sa},
         .conn_handler = {.cb = on_caller, .arg = x}};
     td_xfer_ucx_forget();
-    ucs_status_t s = ucp_listener_create(x->worker, &params, &x->listener);
+    ucs_status_t s = ucp_listener_create(x->queue.worker, &params, &x->listener);
     if (s != UCS_OK)
         return td_fail(err, TD_CONFIG, "UCX: no port on %s: %s. %s", td_xfer_device(),
                        ucs_status_string(s), td_xfer_ucx_said());
@@ -50,8 +50,8 @@ td_status td_xfer_door_open(struct td_xfer *x, struct td_error *err) {
                                 .port = ((struct sockaddr_in *)&attr.sockaddr)->sin_port,
                                 .random = x->random};
     struct td_xfer_envelope e = {0};
-    return td_xfer_seal(&e, TD_XFER_ADDRESS_MAGIC, &door, sizeof door, x->address,
-                        sizeof x->address, &x->address_len, err);
+    return td_xfer_seal(&e, TD_XFER_ADDRESS_MAGIC, &door, sizeof door, x->queue.address,
+                        sizeof x->queue.address, &x->queue.address_len, err);
 }
 
 void td_xfer_door_close(struct td_xfer *x) {
@@ -75,7 +75,7 @@ td_status td_xfer_door_call(struct td_xfer_peer *peer, const void *inner, size_t
     params->flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
     params->sockaddr = (ucs_sock_addr_t){(const struct sockaddr *)&sa, sizeof sa};
     td_xfer_ucx_forget();
-    ucs_status_t s = ucp_ep_create(peer->x->worker, params, &peer->ep);
+    ucs_status_t s = ucp_ep_create(peer->x->queue.worker, params, &peer->ep);
     if (s != UCS_OK)
         return td_fail(err, TD_UNREACHABLE, "no link to a peer: %s. %s", ucs_status_string(s),
                        td_xfer_ucx_said());

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <ucp/api/ucp.h>
 
+#include "common/xfer/ear.h"
 #include "common/xfer/wire.h"
 #include "common/xfer/xfer.h"
 
@@ -39,8 +40,11 @@ enum {
      * the next socket of the number, where it is a failed assertion and the end of the process. */
     TD_XFER_SETTLE_MS = 100,
     TD_XFER_PROVE_MS = 5000, /* for the challenge, from the first word to the last */
+    TD_XFER_PLUGS_MAX = 512, /* descriptors that old queues left behind (queue.c): six each */
+    TD_XFER_MESSAGE_ID = 0,  /* UCX's id of our only active message */
 };
-_Static_assert(TD_XFER_PER_LINK *TD_XFER_PEERS_MAX <= TD_XFER_FIFO, "FIFOs cannot fill");
+/* And words to ourselves. */
+_Static_assert(TD_XFER_PER_LINK *TD_XFER_PEERS_MAX + 100 <= TD_XFER_FIFO, "FIFOs cannot fill");
 _Static_assert(TD_XFER_WINDOW - (TD_XFER_ACK_EVERY - 1) >= TD_XFER_FRAGMENTS_MAX,
                "the largest message always finds room in the end");
 
@@ -78,6 +82,7 @@ struct td_xfer_peer {
     uint64_t id;         /* of the link; 0: not one, closing since it was made (pairing.c) */
     uint32_t made;       /* endpoints towards the same address before this one */
     ucp_ep_h ep;
+    ucp_worker_h worker; /* whose endpoint it is: ours, or one that was given up (queue.c) */
     void *user;
     enum td_xfer_state state;
     bool lost_due; /* on_lost has to be called */
@@ -136,19 +141,34 @@ struct td_xfer_made {
     uint32_t count;
 };
 
+struct td_xfer_queue { /* what we receive from */
+    ucp_worker_h worker; /* NULL: none */
+    ucp_ep_h self;       /* shm lane: towards us */
+    int fd;              /* UCX's event descriptor */
+    uint8_t address[TD_XFER_ADDRESS_MAX];
+    size_t address_len;
+};
+
 struct td_xfer {
     struct td_xfer_options options;
     ucp_context_h context;
-    ucp_worker_h worker;
-    int fd;
+    struct td_xfer_queue queue;
+    int fd; /* the queue's, under a number that stays */
+    /* shm lane: is the queue still read? */
+    struct td_xfer_queue old; /* given up; its links are being closed */
+    struct td_ear ear;
+    bool waiting;   /* the last arm found UCX busy */
+    bool heard;     /* something came since the last look */
+    bool word_busy; /* with UCX */
+    struct td_xfer_head word;
+    uint32_t plugs;
+    int plug[TD_XFER_PLUGS_MAX]; /* 0: none */
     char lanes[TD_XFER_LANES_MAX]; /* of the link to ourselves */
     /* tcp lane */
     ucp_listener_h listener;
     ucp_conn_request_h caller[TD_XFER_UNPROVEN_MAX]; /* to be opened outside of UCX */
     uint32_t callers;
     uint64_t random; /* in our address */
-    uint8_t address[TD_XFER_ADDRESS_MAX];
-    size_t address_len;
     struct td_xfer_made made[TD_XFER_MADE_MAX];
     uint64_t made_clock;
     struct td_link peers, regions;
@@ -271,8 +291,21 @@ uint32_t td_xfer_made_next(struct td_xfer *x, const void *address);
 /* How many endpoints to make and close before the next one is number `theirs`. */
 uint32_t td_xfer_made_behind(struct td_xfer *x, const void *address, uint32_t theirs);
 
+/* queue.c */
+TD_MUST_USE td_status td_xfer_queue_open(struct td_xfer *x, const struct td_xfer_ports *before,
+                                         struct td_error *err);
+void td_xfer_queue_close(struct td_xfer *x);
+/* Once a turn of the loop, when all that has come was taken: takes a new queue when this one is
+ * read no more. Runs on_renewed; losses follow from the next sweep. */
+void td_xfer_queue_look(struct td_xfer *x, uint64_t now_ns);
+/* Gives back an old one when no link has an endpoint there any more. */
+void td_xfer_queue_retire(struct td_xfer *x);
+
 /* message.c */
-TD_MUST_USE td_status td_xfer_message_start(struct td_xfer *x, struct td_error *err);
+TD_MUST_USE td_status td_xfer_message_start(struct td_xfer *x, ucp_worker_h worker,
+                                            struct td_error *err);
+/* What still comes is dropped. */
+void td_xfer_message_end(ucp_worker_h worker);
 unsigned td_xfer_inbox_deliver(struct td_xfer *x);
 void td_xfer_inbox_drop(struct td_xfer *x);
 void td_xfer_note_send(struct td_xfer_note *note, enum td_xfer_kind kind, const void *payload,

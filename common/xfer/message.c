@@ -6,8 +6,6 @@
 
 #include "common/xfer/internal.h"
 
-enum { MESSAGE_ID = 0 }; /* UCX's id of our only active message */
-
 static uint32_t fragments_of(size_t len) {
     return len == 0 ? 1 : (uint32_t)((len + TD_XFER_FRAGMENT - 1) / TD_XFER_FRAGMENT);
 }
@@ -38,7 +36,7 @@ static bool post(struct td_xfer_peer *peer, const struct td_xfer_head *head, con
     if (head->kind == TD_XFER_HELLO && td_xfer_lane_chosen() == TD_XFER_TCP)
         param.flags |= UCP_AM_SEND_FLAG_REPLY;
     ucs_status_ptr_t r =
-        ucp_am_send_nbx(peer->ep, MESSAGE_ID, head, sizeof *head, payload, len, &param);
+        ucp_am_send_nbx(peer->ep, TD_XFER_MESSAGE_ID, head, sizeof *head, payload, len, &param);
     if (UCS_PTR_IS_ERR(r))
         td_xfer_peer_fail(peer, TD_PEER_LOST, ucs_status_string(UCS_PTR_STATUS(r)));
     return UCS_PTR_IS_PTR(r);
@@ -155,6 +153,7 @@ static bool head_is_good(const struct td_xfer_head *h, size_t head_len, size_t l
     case TD_XFER_ACK:
     case TD_XFER_BYE:
     case TD_XFER_LANDED:
+    case TD_XFER_WORD:
         return len == 0;
     case TD_XFER_KEY:
         return len > 0 && len <= TD_CHALLENGE_MAX;
@@ -174,6 +173,7 @@ static ucs_status_t on_active_message(void *arg, const void *header, size_t head
                                       void *data, size_t len, const ucp_am_recv_param_t *param) {
     struct td_xfer *x = arg;
     struct td_xfer_head head;
+    x->heard = true;
     if (header_length == sizeof head) memcpy(&head, header, sizeof head);
     /* The eager data flag also says that nothing of ours asks the peer for memory. */
     if (!head_is_good(&head, header_length, len) || x->destroying ||
@@ -181,6 +181,7 @@ static ucs_status_t on_active_message(void *arg, const void *header, size_t head
         x->counts.malformed_dropped++;
         return UCS_OK;
     }
+    if (head.kind == TD_XFER_WORD) return UCS_OK; /* our own: that it came is all */
     /* Cannot fill (TD_XFER_INBOX); if it did, the gap in the sequence ends the link. */
     if (x->inbox_used == TD_XFER_INBOX) return UCS_OK;
     bool keep = len > 0 && (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
@@ -192,15 +193,29 @@ static ucs_status_t on_active_message(void *arg, const void *header, size_t head
     return keep ? UCS_INPROGRESS : UCS_OK;
 }
 
-td_status td_xfer_message_start(struct td_xfer *x, struct td_error *err) {
+static ucs_status_t on_late_message(void *arg, const void *header, size_t header_length, void *data,
+                                    size_t len, const ucp_am_recv_param_t *param) {
+    (void)arg, (void)header, (void)header_length, (void)data, (void)len, (void)param;
+    return UCS_OK;
+}
+
+static ucs_status_t set_handler(ucp_worker_h worker, ucp_am_recv_callback_t cb, void *arg) {
     ucp_am_handler_param_t param = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = MESSAGE_ID,
+        .id = TD_XFER_MESSAGE_ID,
         .flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA,
-        .cb = on_active_message,
-        .arg = x};
-    ucs_status_t s = ucp_worker_set_am_recv_handler(x->worker, &param);
+        .cb = cb,
+        .arg = arg};
+    return ucp_worker_set_am_recv_handler(worker, &param);
+}
+
+void td_xfer_message_end(ucp_worker_h worker) {
+    (void)set_handler(worker, on_late_message, NULL); /* replaces one, which cannot fail */
+}
+
+td_status td_xfer_message_start(struct td_xfer *x, ucp_worker_h worker, struct td_error *err) {
+    ucs_status_t s = set_handler(worker, on_active_message, x);
     if (s != UCS_OK)
         return td_fail(err, TD_CONFIG, "UCX: no active messages: %s", ucs_status_string(s));
     return TD_OK;
@@ -288,7 +303,7 @@ unsigned td_xfer_inbox_deliver(struct td_xfer *x) {
     while (x->inbox_taken < x->inbox_used) {
         struct td_xfer_inbound *in = &x->inbox[x->inbox_taken++];
         deliver(x, in);
-        if (in->data) ucp_am_data_release(x->worker, in->data);
+        if (in->data) ucp_am_data_release(x->queue.worker, in->data);
         in->data = NULL;
     }
     x->inbox_used = x->inbox_taken = 0;
@@ -298,6 +313,6 @@ unsigned td_xfer_inbox_deliver(struct td_xfer *x) {
 
 void td_xfer_inbox_drop(struct td_xfer *x) {
     for (uint32_t i = x->inbox_taken; i < x->inbox_used; i++)
-        if (x->inbox[i].data) ucp_am_data_release(x->worker, x->inbox[i].data);
+        if (x->inbox[i].data) ucp_am_data_release(x->queue.worker, x->inbox[i].data);
     x->inbox_used = x->inbox_taken = 0;
 }

@@ -92,11 +92,13 @@ static td_status create_endpoint(struct td_xfer_peer *peer, const void *ucx_addr
     }
     td_xfer_ucx_forget();
     peer->made = td_xfer_made_next(peer->x, ucx_address);
-    ucs_status_t s = ucp_ep_create(peer->x->worker, &params, &peer->ep);
-    if (s != UCS_OK)
-        return td_fail(err, TD_UNREACHABLE, "process %u: no link to it: %s. %s", e.origin.pid,
-                       ucs_status_string(s), td_xfer_ucx_said());
-    return TD_OK;
+    ucs_status_t s = ucp_ep_create(peer->x->queue.worker, &params, &peer->ep);
+    if (s == UCS_OK) return TD_OK;
+    TD_TRY(td_xfer_origin_check(&e.origin, "transfer address", err));
+    return td_fail(err, TD_PEER_LOST,
+                   "process %u: it lives and cannot be reached, perhaps at another address by now: "
+                   "%s. %s",
+                   e.origin.pid, ucs_status_string(s), td_xfer_ucx_said());
 }
 
 static struct td_xfer_peer *new_peer(struct td_xfer *x, uint64_t id) {
@@ -104,6 +106,7 @@ static struct td_xfer_peer *new_peer(struct td_xfer *x, uint64_t id) {
     if (!peer) return NULL;
     peer->x = x;
     peer->id = id;
+    peer->worker = x->queue.worker;
     peer->slots = take_slots(x);
     peer->assembly = malloc(TD_XFER_MESSAGE_MAX);
     if (!peer->slots || !peer->assembly) {
@@ -161,7 +164,7 @@ td_status td_xfer_connect(struct td_xfer *x, const void *address, size_t len,
     if (td_xfer_peers_full(x))
         return td_fail(err, TD_BUSY, "links to peers: all %u are open or closing",
                        x->options.max_peers);
-    if (len == x->address_len && memcmp(address, x->address, len) == 0)
+    if (len == x->queue.address_len && memcmp(address, x->queue.address, len) == 0)
         return td_fail(err, TD_INVALID, "transfer address: expected another's, found our own");
     uint64_t id;
     if (getrandom(&id, sizeof id, 0) != sizeof id)
@@ -235,7 +238,7 @@ td_status td_xfer_peer_called(struct td_xfer *x, ucp_conn_request_h request) {
                               .conn_request = request,
                               .err_mode = UCP_ERR_HANDLING_MODE_PEER,
                               .err_handler = {.cb = on_endpoint_error, .arg = peer}};
-    if (ucp_ep_create(x->worker, &params, &peer->ep) == UCS_OK) return TD_OK;
+    if (ucp_ep_create(x->queue.worker, &params, &peer->ep) == UCS_OK) return TD_OK;
     td_xfer_peer_free(peer); /* it is gone already */
     return TD_UNREACHABLE;
 }

@@ -215,7 +215,7 @@ td_status td_xfer_pieces_start(struct td_xfer *x, struct td_error *err) {
         .flags = UCP_AM_FLAG_WHOLE_MSG,
         .cb = on_piece,
         .arg = x};
-    ucs_status_t s = ucp_worker_set_am_recv_handler(x->worker, &param);
+    ucs_status_t s = ucp_worker_set_am_recv_handler(x->queue.worker, &param);
     if (s != UCS_OK)
         return td_fail(err, TD_CONFIG, "UCX: no active messages: %s", ucs_status_string(s));
     return TD_OK;

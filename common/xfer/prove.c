@@ -43,7 +43,7 @@ static td_status greeting_mac(const struct td_xfer *x, uint64_t link, uint64_t t
 void td_xfer_hello(struct td_xfer_peer *peer) {
     struct td_xfer *x = peer->x;
     if (td_xfer_lane_chosen() == TD_XFER_SHM) {
-        td_xfer_note_send(&peer->hello, TD_XFER_HELLO, x->address, x->address_len);
+        td_xfer_note_send(&peer->hello, TD_XFER_HELLO, x->queue.address, x->queue.address_len);
         return;
     }
     struct td_xfer_greeting *g = &peer->greeting;

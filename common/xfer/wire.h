@@ -29,6 +29,8 @@ enum td_xfer_kind {
     TD_XFER_KEY,    /* payload: the next message of the challenge */
     TD_XFER_LANDED, /* `sequence` pieces were copied into the region */
     TD_XFER_PIECE,  /* td_xfer_piece_head; payload: bytes of a put */
+    /* shm lane: */
+    TD_XFER_WORD, /* of a process to itself; says that its queue is read */
 };
 
 #define TD_XFER_HEAD_MAGIC 0x46584454u /* "TDXF" */

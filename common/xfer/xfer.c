@@ -31,36 +31,6 @@ static td_status open_context(struct td_xfer *x, struct td_error *err) {
     return TD_OK;
 }
 
-static td_status open_worker(struct td_xfer *x, const struct td_xfer_ports *before,
-                             struct td_error *err) {
-    ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-                                  .thread_mode = UCS_THREAD_MODE_SINGLE};
-    ucs_status_t s = ucp_worker_create(x->context, &params, &x->worker);
-    if (s != UCS_OK && td_xfer_lane_chosen() == TD_XFER_TCP)
-        return td_fail(err, TD_CONFIG, "UCX: its TCP port cannot be opened: %s. %s",
-                       ucs_status_string(s), td_xfer_ucx_said());
-    if (s != UCS_OK)
-        return td_fail(err, TD_CONFIG,
-                       "UCX: its receive queues (20 MB) do not fit /dev/shm: %s. %s Give it more "
-                       "(mount -o remount,size=..., docker --shm-size)",
-                       ucs_status_string(s), td_xfer_ucx_said());
-    /* Its transport's port is open already; td_xfer_door_open makes another. */
-    if (td_xfer_lane_chosen() == TD_XFER_TCP) TD_TRY(td_xfer_fence(before, td_xfer_device(), err));
-    s = ucp_worker_get_efd(x->worker, &x->fd);
-    if (s != UCS_OK)
-        return td_fail(err, TD_CONFIG, "UCX: no event descriptor: %s", ucs_status_string(s));
-    ucp_address_t *address;
-    size_t len;
-    s = ucp_worker_get_address(x->worker, &address, &len);
-    if (s != UCS_OK)
-        return td_fail(err, TD_CONFIG, "UCX: no worker address: %s", ucs_status_string(s));
-    struct td_xfer_envelope e = {0};
-    td_status st = td_xfer_seal(&e, TD_XFER_ADDRESS_MAGIC, address, len, x->address,
-                                sizeof x->address, &x->address_len, err);
-    ucp_worker_release_address(x->worker, address);
-    return st;
-}
-
 /* tcp lane: the address becomes that of a port, and UCX's ports are closed to strangers. */
 static td_status open_door(struct td_xfer *x, const struct td_xfer_ports *before,
                            struct td_error *err) {
@@ -69,38 +39,6 @@ static td_status open_door(struct td_xfer *x, const struct td_xfer_ports *before
         return td_fail(err, TD_IO, "getrandom: no random bytes for an address");
     TD_TRY(td_xfer_door_open(x, err));
     return td_xfer_fence(before, td_xfer_device(), err);
-}
-
-static void ignore_error(void *arg, ucp_ep_h ep, ucs_status_t s) {
-    (void)arg, (void)ep, (void)s;
-}
-
-/* A link to ourselves shows what lanes links get, before anything depends on it. It fails when
- * shared-memory error handling is not in force, whatever the environment says. */
-static td_status prove_lanes(struct td_xfer *x, struct td_error *err) {
-    ucp_ep_params_t params = {
-        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
-        .address = (const ucp_address_t *)(x->address + sizeof(struct td_xfer_envelope)),
-        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-        .err_handler = {.cb = ignore_error}};
-    ucp_ep_h ep;
-    td_xfer_ucx_forget();
-    ucs_status_t s = ucp_ep_create(x->worker, &params, &ep);
-    if (s != UCS_OK)
-        return td_fail(err, TD_CONFIG, "UCX: no %s lane that reports dead peers: %s. %s",
-                       td_xfer_lane_name(td_xfer_lane_chosen()), ucs_status_string(s),
-                       td_xfer_ucx_said());
-    td_status st = td_xfer_ep_lanes(ep, x->lanes, err);
-    ucp_request_param_t force = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-                                 .flags = UCP_EP_CLOSE_FLAG_FORCE};
-    void *closing = ucp_ep_close_nbx(ep, &force);
-    for (int i = 0; i < 1000 && (i < 8 || (UCS_PTR_IS_PTR(closing) &&
-                                           ucp_request_check_status(closing) == UCS_INPROGRESS));
-         i++)
-        ucp_worker_progress(x->worker);
-    if (UCS_PTR_IS_PTR(closing)) ucp_request_free(closing);
-    return st;
 }
 
 td_status td_xfer_create(const struct td_xfer_options *options, struct td_xfer **ret_x,
@@ -120,6 +58,7 @@ td_status td_xfer_create(const struct td_xfer_options *options, struct td_xfer *
     struct td_xfer *x = calloc(1, sizeof *x);
     if (!x) return td_fail(err, TD_NO_MEMORY, "no memory for the transfer layer");
     x->options = *options;
+    x->fd = x->queue.fd = x->old.fd = -1;
     if (x->options.max_peers == 0) x->options.max_peers = 64;
     if (x->options.sends_per_peer == 0) x->options.sends_per_peer = 16;
     td_list_init(&x->peers);
@@ -129,10 +68,8 @@ td_status td_xfer_create(const struct td_xfer_options *options, struct td_xfer *
     struct td_xfer_ports before;
     TD_TRY_GOTO(open_context(x, err), destroy);
     td_xfer_fence_look(&before);
-    TD_TRY_GOTO(open_worker(x, &before, err), destroy);
-    TD_TRY_GOTO(prove_lanes(x, err), destroy);
+    TD_TRY_GOTO(td_xfer_queue_open(x, &before, err), destroy);
     TD_TRY_GOTO(open_door(x, &before, err), destroy);
-    TD_TRY_GOTO(td_xfer_message_start(x, err), destroy);
     if (td_xfer_lane_chosen() == TD_XFER_TCP) TD_TRY_GOTO(td_xfer_pieces_start(x, err), destroy);
     *ret_x = x;
     return TD_OK;
@@ -149,6 +86,12 @@ static void quieten(struct td_link *requests) {
     }
 }
 
+static unsigned progress_ucx(struct td_xfer *x) {
+    unsigned n = x->queue.worker ? ucp_worker_progress(x->queue.worker) : 0;
+    if (x->old.worker) n += ucp_worker_progress(x->old.worker);
+    return n;
+}
+
 void td_xfer_destroy(struct td_xfer *x) {
     if (!x) return;
     assert(!x->inside);
@@ -159,13 +102,13 @@ void td_xfer_destroy(struct td_xfer *x) {
         td_xfer_peer_close(TD_CONTAINER(it, struct td_xfer_peer, link));
     }
     /* A few rounds let the farewells out and UCX unmap; what is stuck dies with the worker. */
-    for (int i = 0; x->worker && i < 64; i++)
-        ucp_worker_progress(x->worker);
+    for (int i = 0; i < 64; i++)
+        progress_ucx(x);
     td_xfer_inbox_drop(x);
     TD_LIST_EACH (&x->peers, it) {
         td_xfer_peer_settle(TD_CONTAINER(it, struct td_xfer_peer, link));
     }
-    if (x->worker) ucp_worker_destroy(x->worker);
+    td_xfer_queue_close(x);
     quieten(&x->done);
     TD_LIST_EACH_SAFE (&x->peers, it, tmp) {
         struct td_xfer_peer *peer = TD_CONTAINER(it, struct td_xfer_peer, link);
@@ -177,8 +120,8 @@ void td_xfer_destroy(struct td_xfer *x) {
 }
 
 const void *td_xfer_address(const struct td_xfer *x, size_t *ret_len) {
-    *ret_len = x->address_len;
-    return x->address;
+    *ret_len = x->queue.address_len;
+    return x->queue.address;
 }
 
 enum td_xfer_lane td_xfer_lane_of(const struct td_xfer *x) {
@@ -196,7 +139,7 @@ int td_xfer_fd(const struct td_xfer *x) {
 
 bool td_xfer_progress(struct td_xfer *x) {
     assert(!x->inside);
-    unsigned n = ucp_worker_progress(x->worker);
+    unsigned n = progress_ucx(x);
     x->inside = true;
     n += td_xfer_door_answer(x);
     n += td_xfer_inbox_deliver(x);
@@ -204,6 +147,7 @@ bool td_xfer_progress(struct td_xfer *x) {
     td_xfer_landed_say(x);
     n += td_xfer_done_deliver(x);
     if (x->attention) n += td_xfer_peers_sweep(x);
+    td_xfer_queue_retire(x);
     x->inside = false;
     if (n) x->moved = true;
     return n != 0;
@@ -213,7 +157,9 @@ enum td_xfer_wait td_xfer_arm(struct td_xfer *x) {
     bool moved = x->moved;
     x->moved = false;
     if (!td_list_empty(&x->done) || x->inbox_used != x->inbox_taken) return TD_XFER_AGAIN;
-    if (!x->attention && ucp_worker_arm(x->worker) == UCS_OK) {
+    /* An old queue cannot be armed; it is gone in a few calls. */
+    x->waiting = x->attention || x->old.worker || ucp_worker_arm(x->queue.worker) != UCS_OK;
+    if (!x->waiting) {
         x->busy_before = false;
         return TD_XFER_SLEEP;
     }
@@ -272,6 +218,7 @@ uint64_t td_xfer_expire(struct td_xfer *x, uint64_t now_ns) {
     }
     uint64_t prove = td_xfer_prove_expire(x, now_ns);
     if (prove < next) next = prove;
+    td_xfer_queue_look(x, now_ns);
     if (x->attention) (void)td_xfer_peers_sweep(x);
     x->inside = false;
     return next;

@@ -25,15 +25,21 @@
  * do what posix does, with a second set of queues.) A start-up link to ourselves proves the choice;
  * anything else in a link's lanes refuses the start or the link.
  *
+ * UCX's shared memory (1.13.1) receives from one queue whose senders take a place before they fill
+ * it. A sender that is killed or stopped in between leaves its receiver deaf to everybody. A
+ * receiver that hears nothing for a second, not even its own word, takes a new queue (another 20 MB
+ * of /dev/shm until the links over the old one are closed): it has another address then, and its
+ * links begin anew. Regions, their keys and what is mapped of them stay.
+ *
  * The tcp lane needs a private network. Our own handshake and tokens keep strangers from opening a
  * link and from touching a region, but UCX reads from whoever reaches its port before it asks us,
  * trusts lengths it is told, and knows a message of its TCP transport that writes to an address in
  * the packet, which nothing switches off. So its port answers only the interface's own subnet, and
  * who owns that network owns the process.
  *
- * What the shm lane asks of the host: /dev/shm with 20 MB for the queues of each process plus its
- * regions, one process-id namespace, /proc, and one user for all (peers open each other's memory
- * through /proc/PID/fd, so no process may be non-dumpable). */
+ * What the shm lane asks of the host: /dev/shm with twice 20 MB for the queues of each process plus
+ * its regions, one process-id namespace, /proc, and one user for all (peers open each other's
+ * memory through /proc/PID/fd, so no process may be non-dumpable). */
 #ifndef TD_COMMON_XFER_XFER_H
 #define TD_COMMON_XFER_XFER_H
 
@@ -80,6 +86,10 @@ struct td_xfer_options {
     void (*on_closed)(void *user, struct td_xfer_peer *peer);
     /* tcp lane, may be NULL: somebody greeted without proof of the cluster key, and was dropped. */
     void (*on_stranger)(void *user, const char *sentence);
+    /* shm lane, may be NULL: nothing could be received any more (see below). OK: td_xfer_address() is
+     * another one from now on, and every link that was open is lost, which on_lost says of each.
+     * Else `sentence` says why there is no new queue; it is tried again in a second. */
+    void (*on_renewed)(void *user, td_status status, const char *sentence);
     void *user;
     /* tcp lane: who we are in the challenge; the key outlives the td_xfer. */
     const struct td_cluster_key *key;
@@ -113,7 +123,7 @@ enum td_xfer_lane td_xfer_lane_of(const struct td_xfer *x);
 /* The lanes that links get, as found at the start: "posix/memory.0[am rma]". */
 const char *td_xfer_transport(const struct td_xfer *x);
 
-/* Bytes that let another process connect. Owned by x, constant. */
+/* Bytes that let another process connect. Owned by x, constant until on_renewed. */
 const void *td_xfer_address(const struct td_xfer *x, size_t *ret_len);
 
 /* ---- the event loop ---------------------------------------------------------------------------
@@ -121,7 +131,8 @@ const void *td_xfer_address(const struct td_xfer *x, size_t *ret_len);
  *     while (td_xfer_progress(x)) {}
  *     switch (td_xfer_arm(x)) ... */
 
-/* Readable when there is something to do and the last td_xfer_arm() said SLEEP. Owned by x. */
+/* Readable when there is something to do and the last td_xfer_arm() said SLEEP. Owned by x. Whoever
+ * watches it with epoll begins anew at on_renewed: the number stays, what it stands for does not. */
 int td_xfer_fd(const struct td_xfer *x);
 
 /* Moves transfers on and runs callbacks. True: something happened, call again (bounded work per
@@ -173,8 +184,9 @@ const void *td_xfer_region_key(const struct td_xfer_region *region, size_t *ret_
 
 /* Starts a link. Usable at once: what is sent and put now waits until the other process has
  * answered UCX's greeting, at the latest until its deadline. A peer that has max_peers links
- * already says no: on_lost(PEER_LOST). UNREACHABLE when the process is already gone; CONFIG when
- * the lanes are not the chosen ones; BUSY at max_peers. */
+ * already says no: on_lost(PEER_LOST). UNREACHABLE when the process is already gone; PEER_LOST when it
+ * lives and has perhaps another address by now; CONFIG when the lanes are not the chosen ones; BUSY
+ * at max_peers. */
 TD_MUST_USE td_status td_xfer_connect(struct td_xfer *x, const void *address, size_t len,
                                       struct td_xfer_peer **ret_peer, struct td_error *err);
 
@@ -255,7 +267,7 @@ struct td_xfer_counts {
     uint64_t puts, put_bytes, flushes, messages_out, messages_in;
     uint64_t stale_dropped;     /* messages of links we do not know (any more) */
     uint64_t malformed_dropped; /* wrong envelope, no token, or no proof of the key */
-    uint64_t timeouts, peers_lost;
+    uint64_t timeouts, peers_lost, renewals;
     uint32_t peers;       /* open or closing */
     uint32_t requests;    /* not yet quiet */
     uint32_t quarantined; /* of these: already reported */

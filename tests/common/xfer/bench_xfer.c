@@ -62,7 +62,7 @@ static uint64_t bench_ucp(void) {
         void *flush = ucp_ep_flush_nbx(a.peer->ep, &none);
         NEED(!UCS_PTR_IS_ERR(put) && !UCS_PTR_IS_ERR(flush));
         while (UCS_PTR_IS_PTR(flush) && ucp_request_check_status(flush) == UCS_INPROGRESS)
-            ucp_worker_progress(a.x->worker);
+            ucp_worker_progress(a.x->queue.worker);
         if (UCS_PTR_IS_PTR(flush)) ucp_request_free(flush);
         if (UCS_PTR_IS_PTR(put)) ucp_request_free(put);
     }

@@ -75,10 +75,17 @@ static void on_message(void *user, struct td_xfer_peer *peer, const void *bytes,
 
 static void on_lost(void *user, struct td_xfer_peer *peer, td_status why, const char *sentence) {
     struct end *e = user;
-    (void)peer;
     e->lost++;
     e->why = why;
     snprintf(e->sentence, sizeof e->sentence, "%s", sentence);
+    if (e->on_lost) e->on_lost(e, peer);
+}
+
+static void on_renewed(void *user, td_status status, const char *sentence) {
+    struct end *e = user;
+    e->renewed++;
+    e->renewed_status = status;
+    if (status != TD_OK) snprintf(e->sentence, sizeof e->sentence, "%s", sentence);
 }
 
 static void on_closed(void *user, struct td_xfer_peer *peer) {
@@ -94,6 +101,7 @@ void end_open(struct end *e, uint32_t max_peers, uint32_t sends_per_peer) {
                                 .on_lost = on_lost,
                                 .on_closed = on_closed,
                                 .on_stranger = on_stranger,
+                                .on_renewed = on_renewed,
                                 .user = e,
                                 .role = 1,
                                 .epoch = 1,
@@ -130,6 +138,8 @@ bool ends_run(struct end **ends, size_t n, bool (*done)(void *user), void *user,
             moved |= did;
         }
         overslept = false;
+        for (size_t i = 0; i < n; i++)
+            if (ends[i]->expires) (void)td_xfer_expire(ends[i]->x, td_now_ns());
         if (moved || done(user)) continue;
         struct pollfd fds[8];
         int wait = 20;

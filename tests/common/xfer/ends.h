@@ -23,6 +23,10 @@ struct end {
     size_t last_len;
     bool echo;          /* send every message back */
     unsigned echo_busy; /* echoes refused */
+    bool expires;       /* td_xfer_expire is called in every turn, as a role does */
+    unsigned renewed;   /* times it took a new queue, or tried */
+    td_status renewed_status;
+    void (*on_lost)(struct end *e, struct td_xfer_peer *peer);
     void (*on_accept)(struct end *e, struct td_xfer_peer *peer);
     void (*on_message)(struct end *e, struct td_xfer_peer *peer, const void *bytes, size_t len);
     unsigned polls; /* times the loop was told to poll */
