@@ -131,11 +131,23 @@ static void on_stranger(void *user, const char *text) {
     if (td_log_due(&w->stranger_ns)) td_warn("lane tcp: %s", text);
 }
 
+static void on_renewed(void *user, td_status status, const char *text) {
+    struct td_decode_worker *w = user;
+    if (status != TD_OK) {
+        td_warn("lane shm: nothing can be received any more, and there is no new queue yet: %s", text);
+        return;
+    }
+    td_warn("lane shm: nothing could be received any more, which a peer does that ends or stops inside "
+            "a send: new queue and address, all data links begin anew");
+    td_host_moved(w->host, &w->hello);
+}
+
 const struct td_plane_events td_decode_plane_events = {.on_accept = on_accept,
                                                        .on_message = on_peer_message,
                                                        .on_lost = on_peer_lost,
                                                        .on_closed = on_peer_closed,
-                                                       .on_stranger = on_stranger};
+                                                       .on_stranger = on_stranger,
+                                                       .on_renewed = on_renewed};
 
 void td_decode_close(struct td_decode_worker *w, td_link_id link) {
     struct td_decode_link *l = link ? link_of(w, link) : NULL;

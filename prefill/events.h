@@ -10,7 +10,7 @@
 /* ---- events ---- */
 
 enum td_prefill_event_kind {
-    TD_PREFILL_MESSAGE,      /* router: PREFILL, CANCEL; others are ignored */
+    TD_PREFILL_MESSAGE,      /* router: PREFILL, CANCEL, MOVED; others are ignored */
     TD_PREFILL_ROUTER_DOWN,  /* the control link is lost: everything of it is cancelled */
     TD_PREFILL_STEP_DONE,    /* answer to STEP */
     TD_PREFILL_PACKED,       /* answer to PACK */

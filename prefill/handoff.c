@@ -30,13 +30,14 @@ void td_sender_destroy(struct td_sender *s) {
 /* ---- tickets ---- */
 
 void td_sender_open(struct td_sender *s, uint32_t i, const struct td_sender_order *o,
-                    const uint8_t *address, size_t address_len) {
+                    const struct td_sender_address *address) {
     struct td_sender_ticket *t = &s->ticket[i];
     struct td_error err;
     assert(t->state == TD_TICKET_NONE);
     *t = (struct td_sender_ticket){
         .state = TD_TICKET_OPEN,
         .o = *o,
+        .peer = UINT32_MAX, /* nobody's yet, should one be lost in here */
         .page_blocks = td_kv_page_blocks(o->n_prompt),
         .deadline_ns = UINT64_MAX,
     };
@@ -44,7 +45,7 @@ void td_sender_open(struct td_sender *s, uint32_t i, const struct td_sender_orde
         td_ticket_over(s, i, err.status, err.text);
         return;
     }
-    t->peer = td_peer_for(s, o->decode_epoch, address, address_len);
+    t->peer = td_peer_for(s, o->decode_epoch, address);
     if (t->peer == UINT32_MAX)
         td_ticket_over(s, i, TD_BUSY, "as many decode peers are connected as may be");
     else if (s->peer[t->peer].state == TD_PEER_CLOSING)

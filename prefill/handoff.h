@@ -11,7 +11,8 @@
  * PEER_CLOSED everything of it is quiet. Then we greet again although nobody needs the peer just
  * now: decode keeps our landing slabs in quarantine until it hears that our writes are over, and
  * may itself be the one that is stopped just now. A resting peer gives its entry to one that is
- * needed.
+ * needed. A decode worker that had to take a new address (common/xfer) is greeted there as soon as
+ * the link to the old one is closed.
  * Nothing here waits without a clock. */
 #ifndef TD_PREFILL_HANDOFF_H
 #define TD_PREFILL_HANDOFF_H
@@ -45,10 +46,15 @@ struct td_sender_landing {
     uint64_t deadline_ns; /* THEIRS: of the CREDIT */
 };
 
+struct td_sender_address { /* where a decode worker is dialed */
+    uint32_t number;       /* the higher of two is the newer one */
+    size_t len;
+    uint8_t bytes[TD_MSG_ADDRESS_MAX];
+};
+
 struct td_sender_peer {
     uint64_t epoch;
-    uint8_t address[TD_MSG_ADDRESS_MAX];
-    size_t address_len;
+    struct td_sender_address address;
     enum td_peer_state state;
     bool again;           /* greet once more when closed: only that frees the slabs granted to us */
     bool refused;         /* by a WELCOME that says so, or by us */
@@ -126,7 +132,9 @@ void td_sender_destroy(struct td_sender *s);
 
 /* Connects to the peer if need be. */
 void td_sender_open(struct td_sender *s, uint32_t i, const struct td_sender_order *o,
-                    const uint8_t *address, size_t address_len);
+                    const struct td_sender_address *address);
+/* The decode worker has this address; its link begins anew there if that is news. */
+void td_sender_moved(struct td_sender *s, uint64_t epoch, const struct td_sender_address *address);
 /* The first `tokens` tokens of the prompt are in the pool. */
 void td_sender_ready(struct td_sender *s, uint32_t i, uint32_t tokens);
 /* All are, the slot too, and these are token 0 of each choice, [n_first]. */

@@ -13,8 +13,7 @@ void td_slab_free(struct td_sender *s, uint32_t k);
 
 /* handoff_peer.c */
 /* Entry of the peer, connecting if it is new; UINT32_MAX when the table is full. */
-uint32_t td_peer_for(struct td_sender *s, uint64_t epoch, const uint8_t *address,
-                     size_t address_len);
+uint32_t td_peer_for(struct td_sender *s, uint64_t epoch, const struct td_sender_address *address);
 struct td_msg *td_peer_send(struct td_sender *s, uint32_t peer, enum td_msg_type type);
 /* Its tickets end, its link is closed. Repeatable. */
 void td_peer_lost(struct td_sender *s, uint32_t peer, td_status status, const char *text);

@@ -28,8 +28,8 @@ static void greet(struct td_sender *s, uint32_t peer) {
     struct td_prefill_action *a = td_fifo_push(s->actions);
     a->kind = TD_PREFILL_CONNECT;
     a->peer.epoch = p->epoch;
-    a->peer.address = p->address;
-    a->peer.address_len = p->address_len;
+    a->peer.address = p->address.bytes;
+    a->peer.address_len = p->address.len;
     struct td_msg_peer_hello *m = &td_peer_send(s, peer, TD_MSG_PEER_HELLO)->peer_hello;
     m->version = TD_PROTO_VERSION;
     m->epoch = s->o->epoch;
@@ -48,8 +48,8 @@ static uint32_t longest_rest(const struct td_sender *s) {
     return most;
 }
 
-uint32_t td_peer_for(struct td_sender *s, uint64_t epoch, const uint8_t *address,
-                     size_t address_len) {
+uint32_t td_peer_for(struct td_sender *s, uint64_t epoch, const struct td_sender_address *address) {
+    td_sender_moved(s, epoch, address);
     uint32_t p = find(s, epoch);
     if (p != UINT32_MAX) {
         if (s->peer[p].state == TD_PEER_RESTING) greet(s, p);
@@ -60,8 +60,7 @@ uint32_t td_peer_for(struct td_sender *s, uint64_t epoch, const uint8_t *address
     if (p == s->o->max_peers) p = longest_rest(s);
     if (p == UINT32_MAX) return UINT32_MAX;
     struct td_sender_peer *n = &s->peer[p];
-    *n = (struct td_sender_peer){.epoch = epoch, .address_len = address_len};
-    if (address_len != 0) memcpy(n->address, address, address_len);
+    *n = (struct td_sender_peer){.epoch = epoch, .address = *address};
     greet(s, p);
     return p;
 }
@@ -78,6 +77,17 @@ void td_peer_lost(struct td_sender *s, uint32_t peer, td_status status, const ch
     struct td_prefill_action *a = td_fifo_push(s->actions);
     a->kind = TD_PREFILL_CLOSE;
     a->peer.epoch = p->epoch;
+}
+
+void td_sender_moved(struct td_sender *s, uint64_t epoch, const struct td_sender_address *address) {
+    uint32_t p = find(s, epoch);
+    if (p == UINT32_MAX || address->number <= s->peer[p].address.number) return;
+    s->peer[p].address = *address;
+    s->peer[p].tries = 0;
+    if (s->peer[p].state == TD_PEER_RESTING)
+        greet(s, p);
+    else /* CLOSING: greeted there, if at all, when it is closed */
+        td_peer_lost(s, p, TD_PEER_LOST, "the decode worker has another address now");
 }
 
 static void rest(struct td_sender *s, uint32_t peer) {

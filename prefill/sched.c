@@ -38,8 +38,7 @@ struct task {
     uint32_t n;                                  /* choices */
     struct td_sampling sampling[TD_CHOICES_MAX]; /* [n] */
     struct td_sender_order order;
-    uint8_t address[TD_MSG_ADDRESS_MAX]; /* of the decode worker */
-    size_t address_len;
+    struct td_sender_address address; /* of the decode worker */
     uint32_t slot;
     uint32_t computed; /* tokens */
     uint64_t arrived_ns, began_ns, computed_ns;
@@ -240,15 +239,28 @@ static void on_prefill(struct td_prefill *p, const struct td_msg_prefill *m) {
                   .n_first = m->n > 1 ? m->n : 1,
                   .prompt_hash = td_prompt_hash(m->ids, m->n_prompt),
                   .seed = m->sampling.seed},
-        .address_len = m->decode_address_len,
+        .address = {.number = m->decode_number, .len = m->decode_address_len},
         .arrived_ns = p->now_ns,
     };
     for (uint32_t c = 0; c < t->n; c++) {
         t->sampling[c] = m->sampling;
         t->sampling[c].seed = td_choice_seed(m->sampling.seed, c);
     }
-    if (m->decode_address_len != 0) memcpy(t->address, m->decode_address, m->decode_address_len);
+    if (m->decode_address_len != 0)
+        memcpy(t->address.bytes, m->decode_address, m->decode_address_len);
     td_list_push_back(&p->waiting, &t->link);
+}
+
+/* Also for those that wait and were told an older address. */
+static void on_moved(struct td_prefill *p, const struct td_msg_moved *m) {
+    struct td_sender_address a = {.number = m->xfer_number, .len = m->xfer_address_len};
+    if (a.len == 0 || a.len > TD_MSG_ADDRESS_MAX) return;
+    memcpy(a.bytes, m->xfer_address, a.len);
+    TD_LIST_EACH (&p->waiting, it) {
+        struct task *t = TD_CONTAINER(it, struct task, link);
+        if (t->order.decode_epoch == m->epoch && t->address.number < a.number) t->address = a;
+    }
+    td_sender_moved(&p->sender, m->epoch, &a);
 }
 
 /* Of the whole request: a choice alone has nothing here. */
@@ -287,7 +299,7 @@ static bool begin(struct td_prefill *p) {
     t->order.pages = pages_of(p, t);
     t->order.slot = t->slot;
     p->computing = t;
-    td_sender_open(&p->sender, number(p, t), &t->order, t->address, t->address_len);
+    td_sender_open(&p->sender, number(p, t), &t->order, &t->address);
     return true;
 }
 
@@ -400,6 +412,7 @@ void td_prefill_step(struct td_prefill *p, const struct td_prefill_event *ev) {
     switch (ev->kind) {
     case TD_PREFILL_MESSAGE:
         if (ev->msg->type == TD_MSG_PREFILL) on_prefill(p, &ev->msg->prefill);
+        if (ev->msg->type == TD_MSG_MOVED) on_moved(p, &ev->msg->moved);
         if (ev->msg->type == TD_MSG_CANCEL && ev->msg->cancel.only == 0)
             on_cancel(p, ev->msg->cancel.key);
         break;

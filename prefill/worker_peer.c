@@ -109,9 +109,21 @@ static void on_peer_closed(void *user, struct td_xfer_peer *peer) {
     say_peer(w, TD_PREFILL_PEER_CLOSED, epoch, TD_OK);
 }
 
+/* Nobody dials us: whom we greet again learns the new address from the greeting. */
+static void on_renewed(void *user, td_status status, const char *text) {
+    (void)user;
+    if (status != TD_OK)
+        td_warn("lane shm: nothing can be received any more, and there is no new queue yet: %s", text);
+    else
+        td_warn("lane shm: nothing could be received any more, which a peer does that ends or stops "
+                "inside a send: new queue, all data links begin anew");
+}
+
 /* Nobody dials a prefill worker: without on_accept callers are refused. */
-const struct td_plane_events td_prefill_plane_events = {
-    .on_message = on_peer_message, .on_lost = on_peer_lost, .on_closed = on_peer_closed};
+const struct td_plane_events td_prefill_plane_events = {.on_message = on_peer_message,
+                                                        .on_lost = on_peer_lost,
+                                                        .on_closed = on_peer_closed,
+                                                        .on_renewed = on_renewed};
 
 /* ---- packing ----
  * On the loop, not as an engine job: what is packed is finished, no later step writes to it, and

@@ -168,6 +168,9 @@ td_status td_msg_check(const struct td_msg *m, struct td_error *err) {
         return check_only(m->failed.only, err);
     case TD_MSG_CANCEL:
         return check_only(m->cancel.only, err);
+    case TD_MSG_MOVED:
+        return check_blob(m->moved.xfer_address, m->moved.xfer_address_len, TD_MSG_ADDRESS_MAX,
+                          "a transfer address", err);
     case TD_MSG_PEER_HELLO:
         if (!m->peer_hello.name[0]) REFUSE("a hello without a name");
         return check_blob(m->peer_hello.xfer_address, m->peer_hello.xfer_address_len,

@@ -19,6 +19,7 @@ SAME(FAILED, FAILED);
 SAME(CANCEL, CANCEL);
 SAME(RELEASED, RELEASED);
 SAME(LEDGER, LEDGER);
+SAME(MOVED, MOVED);
 SAME(PEER_HELLO, PEER_HELLO);
 SAME(PEER_WELCOME, PEER_WELCOME);
 SAME(PEER_BEAT, PEER_BEAT);
@@ -29,7 +30,7 @@ SAME(VERDICT, VERDICT);
 SAME(ABORT, ABORT);
 
 static bool is_control(enum td_msg_type t) {
-    return t <= TD_MSG_LEDGER;
+    return t < TD_MSG_PEER_HELLO;
 }
 
 static void pack(struct td_pack *p, const struct td_msg *m) {
@@ -56,6 +57,7 @@ static const uint16_t struct_size[] = {
     SIZE(CANCEL, cancel),
     SIZE(RELEASED, released),
     SIZE(LEDGER, ledger),
+    SIZE(MOVED, moved),
     SIZE(PEER_HELLO, peer_hello),
     SIZE(PEER_WELCOME, peer_welcome),
     SIZE(PEER_BEAT, peer_beat),
@@ -99,6 +101,8 @@ static size_t outside_bound(const struct td_msg *m) {
                m->prefill.decode_address_len;
     case TD_MSG_TOKENS:
         return tokens_bound(&m->tokens);
+    case TD_MSG_MOVED:
+        return m->moved.xfer_address_len;
     case TD_MSG_PEER_HELLO:
         return m->peer_hello.xfer_address_len;
     case TD_MSG_PEER_WELCOME:

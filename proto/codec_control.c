@@ -62,6 +62,7 @@ static void pack_hello(struct td_pack *p, const struct td_msg_hello *m) {
     b->selection_max = m->selection_max;
     b->xfer_address.data = (uint8_t *)m->xfer_address;
     b->xfer_address.len = m->xfer_address_len;
+    b->xfer_number = m->xfer_number;
     b->settings.data = (uint8_t *)m->settings;
     b->settings.len = m->settings_len;
 }
@@ -113,7 +114,16 @@ static void pack_prefill(struct td_pack *p, const struct td_msg_prefill *m) {
     b->decode_name = (char *)m->decode_name;
     b->decode_address.data = (uint8_t *)m->decode_address;
     b->decode_address.len = m->decode_address_len;
+    b->decode_number = m->decode_number;
     b->n = m->n;
+}
+
+static void pack_moved(struct td_pack *p, const struct td_msg_moved *m) {
+    BODY(moved, Moved);
+    b->epoch = m->epoch;
+    b->xfer_address.data = (uint8_t *)m->xfer_address;
+    b->xfer_address.len = m->xfer_address_len;
+    b->xfer_number = m->xfer_number;
 }
 
 static void pack_ledger(struct td_pack *p, const struct td_msg_ledger *m) {
@@ -217,6 +227,9 @@ void td_pack_control(struct td_pack *p, const struct td_msg *m) {
     case TD_MSG_LEDGER:
         pack_ledger(p, &m->ledger);
         return;
+    case TD_MSG_MOVED:
+        pack_moved(p, &m->moved);
+        return;
     case TD_MSG_TOKENS:
     case TD_MSG_FINISHED:
     case TD_MSG_FAILED:
@@ -298,6 +311,7 @@ static td_status unpack_hello(const TdPb__Hello *b, struct td_msg_hello *m, stru
     m->selection_max = b->selection_max;
     m->xfer_address = b->xfer_address.data;
     m->xfer_address_len = b->xfer_address.len;
+    m->xfer_number = b->xfer_number;
     m->settings = (const char *)b->settings.data;
     m->settings_len = b->settings.len;
     return TD_OK;
@@ -352,6 +366,7 @@ static td_status unpack_prefill(const TdPb__Prefill *b, struct td_msg_arena *a,
     m->decode_epoch = b->decode_epoch;
     m->decode_address = b->decode_address.data;
     m->decode_address_len = b->decode_address.len;
+    m->decode_number = b->decode_number;
     m->n = b->n;
     return td_unpack_text(b->decode_name, m->decode_name, sizeof m->decode_name, "name", err);
 }
@@ -466,6 +481,12 @@ td_status td_unpack_control(const TdPb__Frame *f, struct td_msg_arena *a, struct
         return unpack_tokens(f->tokens, a, &m->tokens, err);
     case TD_MSG_LEDGER:
         unpack_ledger(f->ledger, &m->ledger);
+        return TD_OK;
+    case TD_MSG_MOVED:
+        m->moved.epoch = f->moved->epoch;
+        m->moved.xfer_address = f->moved->xfer_address.data;
+        m->moved.xfer_address_len = f->moved->xfer_address.len;
+        m->moved.xfer_number = f->moved->xfer_number;
         return TD_OK;
     default:
         return unpack_small(f, m, err);

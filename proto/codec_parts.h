@@ -29,6 +29,7 @@ struct td_pack {
         TdPb__Cancel cancel;
         TdPb__Released released;
         TdPb__Ledger ledger;
+        TdPb__Moved moved;
         TdPb__PeerHello peer_hello;
         TdPb__PeerWelcome peer_welcome;
         TdPb__PeerBeat peer_beat;

@@ -72,6 +72,16 @@ static void on_stranger(void *user, const char *sentence) {
     if (p->events->on_stranger) p->events->on_stranger(p->user, sentence);
 }
 
+static void on_readable(uv_poll_t *h, int rc, int events);
+
+static void on_renewed(void *user, td_status status, const char *sentence) {
+    struct td_plane *p = user;
+    /* The descriptor has the old number and is another one. */
+    uv_poll_stop(&p->poll);
+    uv_poll_start(&p->poll, UV_READABLE, on_readable);
+    if (p->events->on_renewed) p->events->on_renewed(p->user, status, sentence);
+}
+
 /* ---- from libuv ---- */
 
 static void on_timer(uv_timer_t *h) {
@@ -155,6 +165,7 @@ td_status td_plane_create(uv_loop_t *loop, const struct td_plane_events *events,
                                 .on_lost = on_lost,
                                 .on_closed = on_closed,
                                 .on_stranger = on_stranger,
+                                .on_renewed = on_renewed,
                                 .user = p,
                                 .key = po->key,
                                 .role = po->role,

@@ -22,6 +22,9 @@ struct td_plane_events {
     void (*on_closed)(void *user, struct td_xfer_peer *peer);
     /* tcp lane, may be NULL: somebody greeted who does not know the cluster key. */
     void (*on_stranger)(void *user, const char *text);
+    /* shm lane, may be NULL: nothing could be received any more. OK: the address is another one now,
+     * and every link is lost, as on_lost says of each; else it is tried again. */
+    void (*on_renewed)(void *user, td_status status, const char *text);
 };
 
 struct td_plane_options {

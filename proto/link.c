@@ -294,7 +294,7 @@ static void bound_strangers(struct endpoint *e) {
 /* ---- the stream's events ---- */
 
 static void on_up_msg(struct td_conn *c, const struct td_msg *m) {
-    if (m->type == TD_MSG_HELLO || m->type == TD_MSG_HELLO_REPLY || m->type > TD_MSG_LEDGER) {
+    if (m->type == TD_MSG_HELLO || m->type == TD_MSG_HELLO_REPLY || m->type >= TD_MSG_PEER_HELLO) {
         char text[TD_TEXT_MAX];
         snprintf(text, sizeof text, "message type %d does not belong on an open control link",
                  (int)m->type);

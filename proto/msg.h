@@ -55,6 +55,7 @@ enum td_msg_type {
     TD_MSG_CANCEL = 11,     /* router -> worker; idempotent */
     TD_MSG_RELEASED = 12,   /* worker -> router: holds nothing for this key, of any choice */
     TD_MSG_LEDGER = 13,     /* worker -> router, with each heartbeat: who owns what */
+    TD_MSG_MOVED = 14,      /* decode -> router -> every prefill: dial this address from now on */
     /* data */
     TD_MSG_PEER_HELLO = 32,   /* prefill -> decode */
     TD_MSG_PEER_WELCOME = 33, /* decode -> prefill: landing slabs, or a refusal */
@@ -84,6 +85,7 @@ struct td_msg_hello {
     uint32_t selection_max;      /* entries of one token's selection, all layers together */
     const uint8_t *xfer_address; /* decode: where prefill dials */
     size_t xfer_address_len;
+    uint32_t xfer_number; /* counts the addresses that the process has had, from 0 */
     const char *settings; /* effective settings, "key = value\n" lines, for /v1/cluster */
     size_t settings_len;
 };
@@ -139,6 +141,7 @@ struct td_msg_prefill {
     char decode_name[TD_NAME_MAX];
     const uint8_t *decode_address; /* UCX worker address */
     size_t decode_address_len;
+    uint32_t decode_number; /* of the address */
 };
 
 struct td_msg_tokens {
@@ -185,6 +188,13 @@ struct td_msg_ledger {
     uint64_t handoffs_ok, handoffs_failed, bytes_moved, cancels;
     /* Of bytes_moved: flushed before the prompt's last chunk ended. */
     uint64_t bytes_before_last_chunk;
+};
+
+struct td_msg_moved {
+    uint64_t epoch; /* of the decode worker, who stays the same */
+    const uint8_t *xfer_address;
+    size_t xfer_address_len;
+    uint32_t xfer_number;
 };
 
 /* ---- data ---- */
@@ -275,6 +285,7 @@ struct td_msg {
         struct td_msg_cancel cancel;
         struct td_msg_released released;
         struct td_msg_ledger ledger;
+        struct td_msg_moved moved;
         struct td_msg_peer_hello peer_hello;
         struct td_msg_peer_welcome peer_welcome;
         struct td_msg_peer_beat peer_beat;

@@ -37,6 +37,7 @@ struct td_host {
     struct td_timer *alive;  /* asks whether it deserves a sign of life */
     enum td_role role;
     struct td_cluster_key *key;  /* NULL when nothing needs it */
+    const struct td_msg_hello *moved; /* NULL: the address is that of the first hello */
     char down_text[TD_TEXT_MAX]; /* why the router could not be reached last */
 };
 
@@ -93,9 +94,17 @@ void td_host_hello_init(struct td_msg_hello *hello, enum td_role role, const cha
 
 /* ---- the router's link ---- */
 
+static void say_moved(struct td_host *h, struct td_conn *c) {
+    struct td_msg m = {.type = TD_MSG_MOVED};
+    m.moved = (struct td_msg_moved){h->epoch, h->moved->xfer_address, h->moved->xfer_address_len,
+                                    h->moved->xfer_number};
+    /* A failure means that the link is going down, which on_down reports. */
+    (void)!td_conn_send(c, &m, NULL);
+}
+
 static void on_up(void *user, struct td_conn *c, const struct td_msg *first) {
-    (void)c;
     struct td_host *h = user;
+    if (h->moved) say_moved(h, c); /* it may have happened behind the hello that was just answered */
     h->down_text[0] = 0;
     td_notify_status(&h->notify, "serving; linked with router %016llx",
                      (unsigned long long)first->hello_reply.epoch);
@@ -323,6 +332,17 @@ void td_host_send(struct td_host *h, const struct td_msg *m) {
     struct td_conn *c = h->router ? td_link_client_conn(h->router) : NULL;
     /* A failure means that the link is going down, which on_down reports. */
     if (c) (void)!td_conn_send(c, m, NULL);
+}
+
+void td_host_moved(struct td_host *h, struct td_msg_hello *hello) {
+    struct td_xfer *x = td_plane_xfer(h->plane);
+    struct td_xfer_counts counts;
+    td_xfer_counts(x, &counts);
+    hello->xfer_address = td_xfer_address(x, &hello->xfer_address_len);
+    hello->xfer_number = (uint32_t)counts.renewals;
+    h->moved = hello;
+    struct td_conn *c = h->router ? td_link_client_conn(h->router) : NULL;
+    if (c) say_moved(h, c);
 }
 
 void td_host_deadline(struct td_host *h, uint64_t at_ns) {

@@ -66,6 +66,9 @@ uv_loop_t *td_host_loop(struct td_host *h);
 
 /* To the router; dropped when there is no link. */
 void td_host_send(struct td_host *h, const struct td_msg *m);
+/* After td_plane_events.on_renewed, by whoever is dialed: tells the router where, now and at every
+ * later link. `hello` is the one that td_host_dial was given; its address is brought up to date. */
+void td_host_moved(struct td_host *h, struct td_msg_hello *hello);
 /* When on_deadline is wanted; UINT64_MAX: never. Replaces the one before. */
 void td_host_deadline(struct td_host *h, uint64_t at_ns);
 

@@ -163,6 +163,7 @@ void td_fleet_join(struct td_fleet *f, uint64_t now_ns, const struct td_msg_hell
         .slots = h->slots,
         .selection_max = h->selection_max,
         .xfer_address_len = h->xfer_address_len,
+        .xfer_number = h->xfer_number,
         .joined_ns = now_ns,
         .beat_ns = now_ns,
         .moved_ns = now_ns,
@@ -187,6 +188,20 @@ void td_fleet_leave(struct td_fleet *f, uint64_t epoch) {
     memset(&f->worker[i], 0, sizeof f->worker[i]);
     f->epoch[i] = 0;
     find_next_stall(f);
+}
+
+bool td_fleet_moved(struct td_fleet *f, const struct td_msg_moved *m) {
+    uint32_t i = find(f, m->epoch);
+    if (i == UINT32_MAX || m->xfer_address_len == 0 || m->xfer_address_len > TD_MSG_ADDRESS_MAX)
+        return false;
+    struct td_fleet_worker *w = &f->worker[i];
+    if (w->role != TD_ROLE_DECODE || m->xfer_number <= w->xfer_number) return false;
+    memcpy(w->xfer_address, m->xfer_address, m->xfer_address_len);
+    w->xfer_address_len = m->xfer_address_len;
+    w->xfer_number = m->xfer_number;
+    for (uint32_t k = 0; k < f->o.max_workers; k++)
+        f->way[k][i] = (struct td_fleet_cool){0};
+    return true;
 }
 
 bool td_fleet_beat(struct td_fleet *f, uint64_t now_ns, const struct td_msg_heartbeat *b) {

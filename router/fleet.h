@@ -51,6 +51,7 @@ struct td_fleet_worker {
     uint32_t selection_max; /* entries of one token's selection */
     uint8_t xfer_address[TD_MSG_ADDRESS_MAX];
     size_t xfer_address_len;
+    uint32_t xfer_number;
     bool draining;
     /* what the router gave it and has not got back */
     uint32_t legs;        /* requests */
@@ -101,6 +102,9 @@ void td_fleet_join(struct td_fleet *f, uint64_t now_ns, const struct td_msg_hell
                    uint64_t *ret_replaced);
 /* Unknown epochs are fine. */
 void td_fleet_leave(struct td_fleet *f, uint64_t epoch);
+/* The same process is dialed at another address from now on. False: not a newer one of a decode
+ * worker that is here. What failed on the way to the old one counts no more. */
+bool td_fleet_moved(struct td_fleet *f, const struct td_msg_moved *m);
 /* True: the worker was stalled, and its engine advances again. */
 bool td_fleet_beat(struct td_fleet *f, uint64_t now_ns, const struct td_msg_heartbeat *b);
 /* Most entries of one token's selection, all layers together, of any worker. */

@@ -273,6 +273,20 @@ static void worker_up(struct td_flow *f, const struct td_msg_hello *h) {
     worker_down(f, replaced);
 }
 
+/* Who prefills hears of it at once, for the sake of links that nobody needs just now: what was
+ * granted over them comes back only when they are made again. */
+static void worker_moved(struct td_flow *f, uint64_t epoch, const struct td_msg_moved *m) {
+    if (m->epoch != epoch || !td_fleet_moved(&f->fleet, m)) return;
+    const struct td_fleet_worker *d = td_fleet_find(&f->fleet, epoch);
+    for (uint64_t left = f->fleet.prefills; left != 0; left &= left - 1) {
+        const struct td_fleet_worker *p = &f->fleet.worker[__builtin_ctzll(left)];
+        td_flow_send(f, p->epoch, TD_MSG_MOVED)->moved =
+            (struct td_msg_moved){epoch, d->xfer_address, d->xfer_address_len, d->xfer_number};
+    }
+    f->pump_due = true;
+    f->probe_ns = 0;
+}
+
 /* ---- the step ---- */
 
 static void worker_message(struct td_flow *f, uint64_t epoch, const struct td_msg *m) {
@@ -280,6 +294,8 @@ static void worker_message(struct td_flow *f, uint64_t epoch, const struct td_ms
         if (td_fleet_beat(&f->fleet, f->now_ns, &m->heartbeat)) say_stalled(f, epoch, true);
     } else if (m->type == TD_MSG_LEDGER)
         td_fleet_ledger(&f->fleet, epoch, &m->ledger);
+    else if (m->type == TD_MSG_MOVED)
+        worker_moved(f, epoch, &m->moved);
     else
         td_flow_message(f, epoch, m);
 }

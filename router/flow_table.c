@@ -20,7 +20,7 @@ td_status td_flow_table_create(struct td_flow *f, struct td_error *err) {
     f->bucket = calloc(f->capacity, sizeof *f->bucket);
     if (f->table == NULL || f->bucket == NULL ||
         !td_fifo_create(&f->actions, sizeof(struct td_flow_action),
-                        ACTIONS_PER_REQUEST * f->capacity + TD_FLEET_WORKERS_MAX))
+                        ACTIONS_PER_REQUEST * f->capacity + 2 * TD_FLEET_WORKERS_MAX))
         return td_fail(err, TD_NO_MEMORY, "table of %u requests: out of memory", f->capacity);
     td_list_init(&f->free);
     clocked_init(&f->queued);

@@ -134,6 +134,7 @@ static void send_prefill(struct td_flow *f, struct request *r, uint64_t ticket) 
     memcpy(m->decode_name, d->name, sizeof m->decode_name);
     m->decode_address = d->xfer_address;
     m->decode_address_len = d->xfer_address_len;
+    m->decode_number = d->xfer_number;
     td_flow_to(f, r, ADMITTED, f->now_ns + r->keep_ns);
 }
 

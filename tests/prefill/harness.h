@@ -24,6 +24,7 @@ static int32_t ids[4096];
 static uint32_t ids_back; /* FREE_IDS so far */
 static const struct td_guide *last_guide_back;
 static uint64_t step_owner;
+static uint8_t dial; /* the address in PREFILLs is this byte, and it has this number; 0: none */
 
 static void say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static void say(const char *fmt, ...) {
@@ -98,7 +99,10 @@ static void say_action(const struct td_prefill_action *a) {
             step_seeds[c] = a->step.sampling[c].seed;
         return;
     case TD_PREFILL_CONNECT:
-        say("CONNECT\n");
+        if (a->peer.address_len != 0)
+            say("CONNECT %u\n", a->peer.address[0]);
+        else
+            say("CONNECT\n");
         return;
     case TD_PREFILL_SEND_PEER:
         say_message("peer ", &a->peer.msg);
@@ -141,7 +145,10 @@ static const char *prefill_n(uint64_t request, uint32_t n_prompt, uint32_t max_n
                                    .n = n,
                                    .ids = ids,
                                    .ticket = 100 + request,
-                                   .decode_epoch = DECODE}};
+                                   .decode_epoch = DECODE,
+                                   .decode_address = &dial,
+                                   .decode_address_len = dial != 0,
+                                   .decode_number = dial}};
     return step((struct td_prefill_event){.kind = TD_PREFILL_MESSAGE, .msg = &m});
 }
 static const char *prefill_max(uint64_t request, uint32_t n_prompt, uint32_t max_new) {
@@ -238,6 +245,7 @@ static int begin(void **state) {
     };
     now = 1;
     ids_back = 0;
+    dial = 0;
     return td_prefill_create(&o, &machine, NULL) == TD_OK ? 0 : -1;
 }
 static int end(void **state) {

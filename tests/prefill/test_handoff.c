@@ -153,6 +153,69 @@ static void test_refused_peer(void **state) {
     assert_string_equal(peer(TD_PREFILL_PEER_CLOSED), ""); /* not again */
 }
 
+static const char *moved(uint8_t number) {
+    struct td_msg m = {.type = TD_MSG_MOVED, .moved = {DECODE, &number, 1, number}};
+    return step((struct td_prefill_event){.kind = TD_PREFILL_MESSAGE, .msg = &m});
+}
+
+/* Decode has another address: its link begins anew there, in whatever state it is. */
+static void test_another_address(void **state) {
+    (void)state;
+    dial = 1;
+    prefill(1, 10);
+    assert_non_null(strstr(said, "CONNECT 1\npeer HELLO\n"));
+    assert_string_equal(moved(1), ""); /* no news */
+    /* Greeting, at an address that nobody answers any more. */
+    assert_string_equal(moved(2), "CLOSE\nFAILED 1 PEER_LOST\n");
+    assert_string_equal(computed(42), "RELEASED 1\n");
+    assert_string_equal(moved(3), ""); /* while it is being closed */
+    assert_string_equal(peer(TD_PREFILL_PEER_CLOSED), "CONNECT 3\npeer HELLO\n");
+    welcome(2);
+    settle();
+    /* Open; who was told an older address does not lead back. */
+    dial = 2;
+    prefill(2, 10);
+    assert_null(strstr(said, "CLOSE"));
+    computed(42);
+    assert_string_equal(moved(4), "CLOSE\nFAILED 2 PEER_LOST\n");
+    assert_string_equal(packed(0, 10, 0, 1), "");
+    assert_string_equal(packed(1, 10, 1, 1), "RELEASED 2\n");
+    assert_string_equal(peer(TD_PREFILL_PEER_CLOSED), "CONNECT 4\npeer HELLO\n");
+    /* Resting. */
+    for (int k = 0; k < 3; k++) {
+        after(100);
+        peer(TD_PREFILL_PEER_CLOSED);
+    }
+    assert_string_equal(after(1), "");
+    assert_string_equal(moved(5), "CONNECT 5\npeer HELLO\n");
+    after(100); /* there as often as elsewhere */
+    assert_string_equal(peer(TD_PREFILL_PEER_CLOSED), "CONNECT 5\npeer HELLO\n");
+    /* A request brings the news as well. */
+    welcome(2);
+    settle();
+    dial = 6;
+    assert_string_equal(prefill(3, 10), "CLOSE\nFAILED 3 PEER_LOST\nRELEASED 3\n");
+    assert_string_equal(peer(TD_PREFILL_PEER_CLOSED), "CONNECT 6\npeer HELLO\n");
+}
+
+/* Who waits for pages while the news comes dials the new one. */
+static void test_another_address_while_waiting(void **state) {
+    (void)state;
+    struct td_msg m = {.type = TD_MSG_PREFILL,
+                       .prefill = {.key = {1, 1},
+                                   .n_prompt = 10,
+                                   .max_new = 5,
+                                   .ids = ids,
+                                   .ticket = 1,
+                                   .decode_epoch = DECODE + 1}};
+    step((struct td_prefill_event){.kind = TD_PREFILL_MESSAGE, .msg = &m});
+    dial = 1;
+    assert_string_equal(prefill(2, 10), "");
+    assert_string_equal(moved(2), "");
+    computed(42);
+    assert_non_null(strstr(said, "CONNECT 2\npeer HELLO\n"));
+}
+
 static void test_silence_and_beats(void **state) {
     (void)state;
     computed_600(2);
@@ -220,6 +283,8 @@ int main(void) {
         T(test_greeting_in_vain),
         T(test_resting_peers_make_room),
         T(test_refused_peer),
+        T(test_another_address),
+        T(test_another_address_while_waiting),
         T(test_silence_and_beats),
         T(test_own_absence),
         T(test_credit_that_never_comes),

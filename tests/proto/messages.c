@@ -59,6 +59,7 @@ static const struct field fields[] = {
     F(HELLO, hello, slots, U32),
     NEW(HELLO, hello, selection_max, U32),
     F(HELLO, hello, xfer_address, ADDRESS),
+    NEW(HELLO, hello, xfer_number, U32),
     F(HELLO, hello, settings, SETTINGS),
     F(HELLO_REPLY, hello_reply, version, U32),
     F(HELLO_REPLY, hello_reply, epoch, U64),
@@ -98,6 +99,7 @@ static const struct field fields[] = {
     F(PREFILL, prefill, decode_epoch, U64),
     F(PREFILL, prefill, decode_name, NAME),
     F(PREFILL, prefill, decode_address, ADDRESS),
+    NEW(PREFILL, prefill, decode_number, U32),
     NEW(PREFILL, prefill, n, CHOICES),
     F(TOKENS, tokens, key, KEY),
     F(TOKENS, tokens, index, U32),
@@ -133,6 +135,9 @@ static const struct field fields[] = {
     F(LEDGER, ledger, cancels, U64),
     F(LEDGER, ledger, bytes_before_last_chunk, U64),
     NEW(LEDGER, ledger, pages_shared, U32),
+    F(MOVED, moved, epoch, U64),
+    F(MOVED, moved, xfer_address, ADDRESS),
+    F(MOVED, moved, xfer_number, U32),
     F(PEER_HELLO, peer_hello, version, U32),
     F(PEER_HELLO, peer_hello, name, NAME),
     F(PEER_HELLO, peer_hello, epoch, U64),
@@ -187,7 +192,7 @@ const enum td_msg_type test_types[TEST_TYPES] = {
     TD_MSG_KEEP,      TD_MSG_PREFILL,     TD_MSG_TOKENS,    TD_MSG_FINISHED,   TD_MSG_FAILED,
     TD_MSG_CANCEL,    TD_MSG_RELEASED,    TD_MSG_LEDGER,    TD_MSG_PEER_HELLO, TD_MSG_PEER_WELCOME,
     TD_MSG_PEER_BEAT, TD_MSG_SLAB,        TD_MSG_CREDIT,    TD_MSG_MANIFEST,   TD_MSG_VERDICT,
-    TD_MSG_ABORT};
+    TD_MSG_ABORT,     TD_MSG_MOVED};
 
 const char *test_type_name(enum td_msg_type t) {
     static char name[64];
@@ -305,6 +310,8 @@ static void fill_pointers(const struct field *f, struct td_msg *m, uint64_t *r,
             m->hello.xfer_address = room->blob, m->hello.xfer_address_len = n;
         if (f->type == TD_MSG_PREFILL)
             m->prefill.decode_address = room->blob, m->prefill.decode_address_len = n;
+        if (f->type == TD_MSG_MOVED)
+            m->moved.xfer_address = room->blob, m->moved.xfer_address_len = n;
         if (f->type == TD_MSG_PEER_HELLO)
             m->peer_hello.xfer_address = room->blob, m->peer_hello.xfer_address_len = n;
         return;
@@ -492,6 +499,9 @@ static bool same_pointers(const struct field *f, const struct td_msg *a, const s
         if (f->type == TD_MSG_PREFILL)
             return same_blob(a->prefill.decode_address, a->prefill.decode_address_len,
                              b->prefill.decode_address, b->prefill.decode_address_len);
+        if (f->type == TD_MSG_MOVED)
+            return same_blob(a->moved.xfer_address, a->moved.xfer_address_len,
+                             b->moved.xfer_address, b->moved.xfer_address_len);
         return same_blob(a->peer_hello.xfer_address, a->peer_hello.xfer_address_len,
                          b->peer_hello.xfer_address, b->peer_hello.xfer_address_len);
     case RKEY:

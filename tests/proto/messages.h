@@ -7,7 +7,7 @@
 
 enum {
     TEST_IDS_MAX = 5000,
-    TEST_TYPES = 21,
+    TEST_TYPES = 22,
     TEST_LAYERS_MAX = 3,
     TEST_ENTRIES_MAX = 20,
     TEST_GUIDE_MAX = 100

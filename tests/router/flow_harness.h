@@ -57,7 +57,13 @@ static inline void say_action(const struct td_flow_action *a) {
                            : a->msg.type == TD_MSG_KEEP    ? "KEEP"
                            : a->msg.type == TD_MSG_PREFILL ? "PREFILL"
                                                            : "CANCEL";
-        const struct td_key *k = &a->msg.keep.key; /* first in all four */
+        const struct td_msg_moved *v = &a->msg.moved;
+        if (a->msg.type == TD_MSG_MOVED) {
+            say("%llu MOVED %llu %.*s\n", e, (unsigned long long)v->epoch,
+                (int)v->xfer_address_len, (const char *)v->xfer_address);
+            return;
+        }
+        const struct td_key *k = &a->msg.keep.key; /* first in all the others */
         say("%llu %s %llx.%u", e, name, (unsigned long long)k->request, k->attempt);
         if (a->msg.type == TD_MSG_ADMIT && a->msg.admit.n > 1) say(" n=%u", a->msg.admit.n);
         if (a->msg.type == TD_MSG_PREFILL && a->msg.prefill.n > 1) say(" n=%u", a->msg.prefill.n);

@@ -209,6 +209,34 @@ static void test_a_way_cools_alone(void **state) {
     assert_int_equal(td_fleet_cool_until(&fleet, (struct td_pair){1, 13}), 0);
 }
 
+static bool moved(uint64_t epoch, uint32_t number, const char *address) {
+    const struct td_msg_moved m = {epoch, (const uint8_t *)address, strlen(address), number};
+    return td_fleet_moved(&fleet, &m);
+}
+
+static void test_another_address(void **state) {
+    (void)state;
+    four();
+    const struct td_fleet_worker *w = td_fleet_find(&fleet, 3);
+    td_fleet_way_failed(&fleet, (struct td_pair){1, 3}, 0);
+    td_fleet_way_failed(&fleet, (struct td_pair){1, 4}, 0);
+    assert_true(moved(3, 1, "there"));
+    assert_int_equal(w->xfer_address_len, 5);
+    assert_memory_equal(w->xfer_address, "there", 5);
+    assert_int_equal(w->xfer_number, 1);
+    /* What failed on the way there failed on the way to the old one. */
+    assert_int_equal(td_fleet_cool_until(&fleet, (struct td_pair){1, 3}), 0);
+    assert_int_not_equal(td_fleet_cool_until(&fleet, (struct td_pair){1, 4}), 0);
+    /* An older one, the same again, nobody, none, and who is not dialed. */
+    assert_true(moved(3, 3, "later"));
+    assert_false(moved(3, 2, "late"));
+    assert_false(moved(3, 3, "same"));
+    assert_false(moved(9, 1, "nobody"));
+    assert_false(moved(3, 4, ""));
+    assert_false(moved(1, 1, "prefill"));
+    assert_memory_equal(w->xfer_address, "later", 5);
+}
+
 static void test_limits_and_readiness(void **state) {
     (void)state;
     begin();
@@ -327,6 +355,7 @@ int main(void) {
         cmocka_unit_test(test_busy_and_draining),
         cmocka_unit_test(test_cooling),
         cmocka_unit_test(test_a_way_cools_alone),
+        cmocka_unit_test(test_another_address),
         cmocka_unit_test(test_limits_and_readiness),
         cmocka_unit_test(test_choices),
         cmocka_unit_test(test_stalled_until_it_steps),

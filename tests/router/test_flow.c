@@ -469,6 +469,22 @@ static void test_prefill_at_fault_alone(void **state) {
     }
 }
 
+/* A decode worker's new address goes to everybody who prefills, and with every later PREFILL. */
+static void test_another_address(void **state) {
+    (void)state;
+    up(TD_ROLE_PREFILL, P2);
+    const struct td_msg m = {.type = TD_MSG_MOVED,
+                             .moved = {D, (const uint8_t *)"there", 5, 1}};
+    assert_string_equal(from(D2, m), ""); /* of somebody else */
+    assert_string_equal(from(D, m), "1 MOVED 3 there\n2 MOVED 3 there\n");
+    assert_string_equal(from(D, m), ""); /* a double */
+    submit(1);
+    admitted(D, 1, 1);
+    assert_int_equal(last_prefill.decode_number, 1);
+    assert_int_equal(last_prefill.decode_address_len, 5);
+    assert_memory_equal(last_prefill.decode_address, "there", 5);
+}
+
 static void test_replaced_worker(void **state) {
     (void)state;
     under_way();
@@ -516,6 +532,7 @@ int main(void) {
         T(test_probe_decides_readiness),
         T(test_probe_fits_the_pair),
         T(test_prefill_at_fault_alone),
+        T(test_another_address),
         T(test_replaced_worker),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -19,13 +19,16 @@ static uint64_t in_order(uint64_t *last, uint64_t at) {
 /* ---- dialling ---- */
 
 static void on_hello_reply(struct sim *s, struct sim_event *e) {
-    s->worker[e->worker].my_link = (uint32_t)e->a;
+    struct sim_worker *w = &s->worker[e->worker];
+    w->my_link = (uint32_t)e->a;
+    if (w->number != 0) sim_say_moved(s, w);
 }
 
 static void on_hello(struct sim *s, struct sim_event *e) {
     struct sim_worker *w = &s->worker[e->a];
     if (!w->alive || w->life != e->b || w->dials != e->c) return;
     char text[TD_TEXT_MAX];
+    const struct sim_address address = {w->epoch, w->number};
     struct td_msg_hello h = {
         .version = TD_PROTO_VERSION,
         .role = w->role,
@@ -37,8 +40,9 @@ static void on_hello(struct sim *s, struct sim_event *e) {
         .max_running = s->o.slots,
         .pages = s->o.pages,
         .slots = s->o.slots,
-        .xfer_address = (const uint8_t *)&w->epoch,
-        .xfer_address_len = sizeof w->epoch,
+        .xfer_address = (const uint8_t *)&address,
+        .xfer_address_len = sizeof address,
+        .xfer_number = w->number,
     };
     memcpy(h.name, w->name, sizeof h.name);
     if (s->flow == NULL || td_fleet_check(td_flow_fleet(s->flow), &h, text) != TD_OK) {
@@ -138,6 +142,13 @@ void sim_to_router(struct sim *s, struct sim_worker *w, const struct td_msg *m) 
     send_to_router(s, w, m, in_order(&w->to_router_at, s->now + sim_delay(s)));
     if (!s->calm && sim_chance(s, s->o.doubled))
         send_to_router(s, w, m, w->to_router_at + sim_below(s, 20 * SIM_MS));
+}
+
+void sim_say_moved(struct sim *s, struct sim_worker *w) {
+    const struct sim_address address = {w->epoch, w->number};
+    struct td_msg m = {.type = TD_MSG_MOVED};
+    m.moved = (struct td_msg_moved){w->epoch, (const uint8_t *)&address, sizeof address, w->number};
+    if (w->role == TD_ROLE_DECODE) sim_to_router(s, w, &m);
 }
 
 static const int32_t *keep_ids(struct sim_worker *w, const int32_t *ids, uint32_t n) {

@@ -39,6 +39,7 @@ static void on_prefill_lost(struct sim *s, struct sim_event *e) {
     ev.peer.status = TD_PEER_LOST;
     struct sim_link *l = by_id(s, e->b);
     if (l != NULL && (!l->p_open || l->p_told)) return;
+    if (l != NULL && s->worker[e->worker].deaf && decode_alive(s, l)) return;
     if (l != NULL) l->p_told = true;
     sim_prefill_step(s, &s->worker[e->worker], &ev);
 }
@@ -53,7 +54,7 @@ static void tell_prefill(struct sim *s, struct sim_link *l) {
 
 static void on_decode_lost(struct sim *s, struct sim_event *e) {
     struct sim_link *l = by_id(s, e->a);
-    if (l->d_told) return;
+    if (l->d_told || (s->worker[e->worker].deaf && prefill_alive(s, l))) return;
     l->d_told = true;
     l->d_open = false;
     struct td_decode_event ev = {.kind = TD_DECODE_PEER_LOST};
@@ -77,14 +78,16 @@ static void on_exited(struct sim *s, struct sim_event *e) {
 
 /* ---- connecting, closing ---- */
 
-void sim_connect(struct sim *s, struct sim_worker *p, uint64_t d_epoch) {
+void sim_connect(struct sim *s, struct sim_worker *p, struct sim_address to) {
+    uint64_t d_epoch = to.epoch;
     struct sim_worker *d = NULL;
     for (uint32_t i = 0; i < s->n_workers; i++)
         if (s->worker[i].alive && s->worker[i].epoch == d_epoch) d = &s->worker[i];
-    if (d == NULL) { /* at once, from inside the action: the machine must bear it */
+    /* At once, from inside the action: the machine must bear it. */
+    if (d == NULL || d->number != to.number) {
         struct td_prefill_event ev = {.kind = TD_PREFILL_PEER_LOST};
         ev.peer.epoch = d_epoch;
-        ev.peer.status = TD_UNREACHABLE;
+        ev.peer.status = d == NULL ? TD_UNREACHABLE : TD_PEER_LOST;
         sim_prefill_step(s, p, &ev);
         return;
     }
@@ -157,6 +160,35 @@ void sim_data_death(struct sim *s, struct sim_worker *w) {
         if (s->put[i].used && s->put[i].p == w->index) s->put[i].used = false;
 }
 
+/* ---- deafness ---- */
+
+static void lose_link(struct sim *s, struct sim_worker *w, struct sim_link *l) {
+    if (w->role == TD_ROLE_PREFILL && l->p == w->index && prefill_alive(s, l) && l->p_open) {
+        sim_at(s, s->now, (int)l->p, on_prefill_lost)->a = l->d_epoch;
+        if (!l->p_told) tell_decode(s, l);
+    } else if (w->role == TD_ROLE_DECODE && l->d == w->index && decode_alive(s, l) && l->d_open) {
+        sim_at(s, s->now, (int)l->d, on_decode_lost)->a = l->id;
+        if (l->d_heard) tell_prefill(s, l); /* of the others it knows nothing */
+    }
+}
+
+static void on_renewed(struct sim *s, struct sim_event *e) {
+    struct sim_worker *w = &s->worker[e->worker];
+    w->deaf = false;
+    w->number++;
+    sim_note(s, "%s hears again\n", w->name);
+    for (size_t i = 0; i < s->n_link; i++)
+        lose_link(s, w, &s->link[i]);
+    sim_say_moved(s, w);
+}
+
+void sim_deafen(struct sim *s, struct sim_worker *w) {
+    if (!w->alive || w->deaf) return;
+    w->deaf = true;
+    sim_note(s, "%s is deaf\n", w->name);
+    sim_at(s, s->now + 100 * SIM_MS + sim_below(s, 800 * SIM_MS), (int)w->index, on_renewed);
+}
+
 /* ---- messages ---- */
 
 static bool lost(struct sim *s, const struct td_msg *m) {
@@ -169,7 +201,8 @@ static bool lost(struct sim *s, const struct td_msg *m) {
 
 static void on_at_decode(struct sim *s, struct sim_event *e) {
     struct sim_link *l = by_id(s, e->a);
-    if (!l->d_open) return;
+    if (!l->d_open || s->worker[e->worker].deaf) return;
+    l->d_heard = true;
     sim_print(s, s->worker[l->p].name, s->worker[l->d].name, e->msg);
     struct td_decode_event ev = {.kind = TD_DECODE_PEER_MESSAGE};
     ev.peer.link = l->id;
@@ -197,7 +230,7 @@ void sim_send_to_decode(struct sim *s, struct sim_worker *p, uint64_t d_epoch,
 
 static void on_at_prefill(struct sim *s, struct sim_event *e) {
     struct sim_link *l = by_id(s, e->a);
-    if (!l->p_open) return;
+    if (!l->p_open || s->worker[e->worker].deaf) return;
     sim_print(s, s->worker[l->d].name, s->worker[l->p].name, e->msg);
     struct td_prefill_event ev = {.kind = TD_PREFILL_PEER_MESSAGE};
     ev.peer.epoch = l->d_epoch;

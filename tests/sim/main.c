@@ -24,8 +24,9 @@ static void choose(struct sim_options *o, uint64_t seed) {
         o->pages = 16 + (uint32_t)sim_below(&chance, 8);
     }
     if (seed % 5 == 0) return; /* only cancels, stops and doubles: every other request must end */
-    uint32_t *const each[] = {&o->kills, &o->freezes, &o->hangs, &o->breaks, &o->router_restarts};
-    const uint32_t most[] = {5, 5, 3, 4, 2};
+    uint32_t *const each[] = {&o->kills, &o->freezes, &o->hangs, &o->breaks, &o->router_restarts,
+                              &o->deafs};
+    const uint32_t most[] = {5, 5, 3, 4, 2, 4};
     for (size_t i = 0; i < sizeof each / sizeof each[0]; i++)
         if (sim_chance(&chance, 500)) *each[i] = 1 + (uint32_t)sim_below(&chance, most[i]);
     uint32_t *const rates[] = {&o->data_lost, &o->put_fails, &o->corrupt, &o->forged};

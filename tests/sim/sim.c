@@ -173,6 +173,9 @@ void sim_copy_msg(struct sim_event *e, const struct td_msg *m) {
         e->msg->prefill.decode_address = e->data =
             copy(m->prefill.decode_address, m->prefill.decode_address_len);
         return;
+    case TD_MSG_MOVED:
+        e->msg->moved.xfer_address = e->data = copy(m->moved.xfer_address, m->moved.xfer_address_len);
+        return;
     case TD_MSG_TOKENS:
         e->msg->tokens.tokens = e->blob =
             copy(m->tokens.tokens, m->tokens.n * sizeof(struct td_token));
@@ -300,6 +303,9 @@ static void on_hang(struct sim *s, struct sim_event *e) {
     w->hung_until = s->now + sim_below(s, 2500 * SIM_MS);
     sim_note(s, "the engine of %s hangs\n", w->name);
 }
+static void on_deaf(struct sim *s, struct sim_event *e) {
+    sim_deafen(s, &s->worker[e->a]);
+}
 static void on_break(struct sim *s, struct sim_event *e) {
     sim_link_break(s, &s->worker[e->a]);
 }
@@ -322,7 +328,8 @@ static void plan(struct sim *s) {
                     {s->o.freezes, on_freeze},
                     {s->o.hangs, on_hang},
                     {s->o.breaks, on_break},
-                    {s->o.router_restarts, on_router_restart}};
+                    {s->o.router_restarts, on_router_restart},
+                    {s->o.deafs, on_deaf}};
     for (uint32_t i = 0; i < s->o.clients; i++) {
         make_client(s, i);
         uint64_t at = 100 * SIM_MS + sim_below(s, BUSY_S * SIM_S);
@@ -382,7 +389,7 @@ static void check_end(struct sim *s, bool quiet) {
 }
 
 bool sim_story(struct sim *s) {
-    bool quiet = s->o.kills + s->o.freezes + s->o.hangs + s->o.breaks + s->o.router_restarts +
+    bool quiet = s->o.kills + s->o.freezes + s->o.hangs + s->o.breaks + s->o.router_restarts + s->o.deafs +
                      s->o.data_lost + s->o.put_fails + s->o.corrupt + s->o.forged ==
                  0;
     plan(s);

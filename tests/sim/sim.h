@@ -39,7 +39,7 @@ struct sim;
 struct sim_options {
     uint64_t seed;
     uint32_t prefills, decodes, clients;
-    uint32_t kills, freezes, hangs, breaks, router_restarts; /* over the busy time */
+    uint32_t kills, freezes, hangs, breaks, router_restarts, deafs; /* over the busy time */
     /* chances in 1/1000 */
     uint32_t doubled;   /* a message comes twice, the second time late */
     uint32_t data_lost; /* a data-plane message is lost */
@@ -91,6 +91,8 @@ struct sim_worker {
     uint32_t life; /* counts starts: an event for an earlier life is dropped */
     uint64_t epoch, frozen_until;
     uint64_t hung_until; /* no step of its engine ends before */
+    bool deaf;           /* nothing of the data plane reaches it */
+    uint32_t number;     /* of its address */
     struct td_prefill *p;
     struct td_decode *d;
     uint64_t timer_at; /* armed; UINT64_MAX: not */
@@ -111,6 +113,7 @@ struct sim_link { /* data plane, one life of a connection */
     uint32_t p, d, p_life, d_life;
     uint64_t p_epoch, d_epoch;
     bool p_open, d_open, p_told, d_told; /* told: LOST was reported on this side */
+    bool d_heard; /* decode knows of it */
     uint64_t to_d_at, to_p_at;
 };
 
@@ -224,10 +227,17 @@ void sim_client_cancel(struct sim *s, uint32_t i);
 void sim_dial(struct sim *s, struct sim_worker *w, uint64_t delay);
 void sim_link_break(struct sim *s, struct sim_worker *w);
 void sim_to_router(struct sim *s, struct sim_worker *w, const struct td_msg *m);
+/* As the shell: after it took another address, and at every later link. */
+void sim_say_moved(struct sim *s, struct sim_worker *w);
 void sim_from_router(struct sim *s, uint64_t epoch, const struct td_msg *m);
 
 /* data.c: links and puts between prefill and decode */
-void sim_connect(struct sim *s, struct sim_worker *p, uint64_t d_epoch);
+struct sim_address { /* of a process's data plane */
+    uint64_t epoch, number;
+};
+void sim_connect(struct sim *s, struct sim_worker *p, struct sim_address to);
+/* A peer ended inside a send: w hears nothing more, until it notices and takes another address. */
+void sim_deafen(struct sim *s, struct sim_worker *w);
 void sim_send_to_decode(struct sim *s, struct sim_worker *p, uint64_t d_epoch,
                         const struct td_msg *m);
 void sim_close_by_prefill(struct sim *s, struct sim_worker *p, uint64_t d_epoch);

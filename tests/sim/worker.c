@@ -136,6 +136,7 @@ static void prefill_pack(struct sim *s, struct sim_worker *w, const struct td_pr
 
 static void carry_out_prefill(struct sim *s, struct sim_worker *w,
                               const struct td_prefill_action *a) {
+    struct sim_address to = {0};
     switch (a->kind) {
     case TD_PREFILL_SEND:
         sim_to_router(s, w, &a->msg);
@@ -144,10 +145,10 @@ static void carry_out_prefill(struct sim *s, struct sim_worker *w,
         prefill_compute(s, w, a);
         return;
     case TD_PREFILL_CONNECT:
-        if (a->peer.address_len != sizeof a->peer.epoch ||
-            memcmp(a->peer.address, &a->peer.epoch, sizeof a->peer.epoch) != 0)
+        if (a->peer.address_len == sizeof to) memcpy(&to, a->peer.address, sizeof to);
+        if (to.epoch != a->peer.epoch)
             sim_broken(s, "%s: connects to an address that is not the decode worker's", w->name);
-        sim_connect(s, w, a->peer.epoch);
+        sim_connect(s, w, to);
         return;
     case TD_PREFILL_SEND_PEER:
         sim_send_to_decode(s, w, a->peer.epoch, &a->peer.msg);
@@ -349,6 +350,8 @@ void sim_worker_start(struct sim *s, struct sim_worker *w) {
     w->life++;
     w->epoch = ++s->next_epoch * 0x10001;
     w->frozen_until = w->hung_until = 0;
+    w->deaf = false;
+    w->number = 0;
     w->timer_at = UINT64_MAX;
     w->my_link = 0;
     w->stepping = false;
