@@ -69,6 +69,7 @@ static void on_up(void *user, struct td_conn *conn, const struct td_msg *m) {
     w->slots = h->slots;
     w->ledgers = 0;
     w->address_len = h->xfer_address_len;
+    w->address_number = h->xfer_number;
     if (w->address_len) memcpy(w->address, h->xfer_address, h->xfer_address_len);
 }
 
@@ -98,6 +99,15 @@ static void take_tokens(struct request *r, const struct td_msg_tokens *t, bool f
         r->token[at] = t->tokens[i];
         r->n_tokens++;
     }
+}
+
+static void moved(struct cluster *c, struct worker *w, const struct td_msg *m) {
+    if (m->moved.epoch != w->epoch || m->moved.xfer_number <= w->address_number) return;
+    w->moves++;
+    w->address_number = m->moved.xfer_number;
+    w->address_len = m->moved.xfer_address_len;
+    memcpy(w->address, m->moved.xfer_address, w->address_len);
+    if (!c->via) send_to(&c->prefill, m);
 }
 
 static void on_msg(void *user, struct td_conn *conn, const struct td_msg *m) {
@@ -133,6 +143,9 @@ static void on_msg(void *user, struct td_conn *conn, const struct td_msg *m) {
     case TD_MSG_FAILED:
         leg = LEG(m->failed.key);
         if (leg) leg->failed = true, leg->failure = m->failed;
+        return;
+    case TD_MSG_MOVED:
+        moved(c, w, m);
         return;
     case TD_MSG_RELEASED:
         leg = LEG(m->released.key);
@@ -436,6 +449,7 @@ void cluster_send_prefill(struct cluster *c, struct request *r) {
     snprintf(m.prefill.decode_name, sizeof m.prefill.decode_name, "decode@0");
     m.prefill.decode_address = c->via ? c->via : c->decode.address;
     m.prefill.decode_address_len = c->via ? c->via_len : c->decode.address_len;
+    m.prefill.decode_number = c->via ? c->via_number : c->decode.address_number;
     r->sent_prefill = true;
     send_to(&c->prefill, &m);
 }

@@ -54,6 +54,8 @@ struct worker {
     uint32_t pages, slots;
     uint8_t address[TD_MSG_ADDRESS_MAX];
     size_t address_len;
+    uint32_t address_number;
+    unsigned moves; /* MOVED said */
     uint64_t ledgers; /* received on this link */
     struct td_msg_ledger ledger;
     struct td_msg_heartbeat beat;
@@ -73,6 +75,7 @@ struct cluster {
     struct worker prefill, decode;
     const void *via; /* the address prefill gets instead of decode's; NULL: decode's */
     size_t via_len;
+    uint32_t via_number;
     uint64_t next_request;
     struct request request[CLUSTER_REQUESTS];
 };

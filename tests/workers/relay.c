@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "common/base/clock.h"
 #include "common/kv/wire.h"
@@ -58,23 +57,6 @@ static bool is_slot_block(const struct relay *r, const struct td_msg *m) {
     return false;
 }
 
-/* UCX's shared memory (1.13.1) receives from a queue whose senders take a place before they fill it: one
- * that is killed or stopped in between, which a busy machine makes likely, leaves its receiver deaf for
- * everybody. What it has to lose is the same a moment later, when its loop, which sends, waits. */
-static void until_it_waits(pid_t pid) {
-    uint64_t end = td_now_ns() + 2000000000u;
-    char path[32], line[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    for (bool waits = false; !waits && td_now_ns() < end;) {
-        FILE *f = fopen(path, "re");
-        if (!f) return;
-        const char *name_end = fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;
-        waits = name_end && name_end[1] && name_end[2] == 'S';
-        fclose(f);
-        if (!waits) nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
-    }
-}
-
 static enum relay_action action_for(struct relay *r, const struct td_msg *m) {
     if (r->hit || r->action == RELAY_PASS || m->type != r->type) return RELAY_PASS;
     if (r->slot_block && !is_slot_block(r, m)) return RELAY_PASS;
@@ -101,7 +83,6 @@ static void on_message(void *user, struct td_xfer_peer *peer, const struct td_ms
         pass(r, to, m);
         break;
     case RELAY_SIGNAL:
-        until_it_waits(r->pid);
         kill(r->pid, r->signal);
         break;
     case RELAY_PASS:
@@ -128,7 +109,20 @@ static void on_closed(void *user, struct td_xfer_peer *peer) {
     *(p->near == peer ? &p->near : &p->far) = NULL;
 }
 
-static const struct td_plane_events events = {on_accept, on_message, on_lost, on_closed};
+/* The relay is a receiver like others: who is killed in the middle of a send leaves it deaf. */
+static void on_renewed(void *user, td_status status, const char *text) {
+    struct relay *r = user;
+    (void)status, (void)text;
+    r->c->via = td_xfer_address(td_plane_xfer(r->plane), &r->c->via_len);
+    r->c->via_number++;
+    r->renewals++;
+}
+
+static const struct td_plane_events events = {.on_accept = on_accept,
+                                              .on_message = on_message,
+                                              .on_lost = on_lost,
+                                              .on_closed = on_closed,
+                                              .on_renewed = on_renewed};
 
 void relay_open(struct relay *r, struct cluster *c) {
     struct td_error err;

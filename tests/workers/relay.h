@@ -36,6 +36,7 @@ struct relay {
     bool is_late; /* `late` waits for the next message to `late_to` */
     struct td_msg late;
     struct td_xfer_peer *late_to;
+    unsigned renewals;
     uint64_t passed, welcomes, verdicts; /* messages; the last two: those that said OK */
 };
 
