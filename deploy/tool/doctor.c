@@ -140,9 +140,9 @@ static bool shm_lane(const struct td_config *c) {
 }
 
 static void host(struct examination *x) {
-    /* UCX's queues of a process (common/xfer/xfer.h); what the router opens beside clients'
+    /* UCX's queues of a process, and again while they are renewed (common/xfer/xfer.h); what the router opens beside clients'
      * connections (router/serve.c). */
-    enum { QUEUES = 21 << 20, BESIDE = 256 + 64, PER_REQUEST = 4, WATCHERS = 64 };
+    enum { QUEUES = 2 * 21 << 20, BESIDE = 256 + 64, PER_REQUEST = 4, WATCHERS = 64 };
     const struct td_roles *s = &x->roles;
     struct td_host_needs n = {.running = x->pids > 0};
     struct td_host_facts f;
