@@ -26,9 +26,9 @@ struct rank {
     struct td_team *team;
     pthread_t thread;
     uint32_t index;
-    uint32_t met;        /* meetings so far: which half of `brought` */
     struct td_error err; /* of the run */
     /* What the watch reads. */
+    _Atomic uint32_t met;   /* meetings so far: which half of `brought` */
     _Atomic uint32_t told;  /* grows with everything the rank tells */
     _Atomic uint32_t where; /* enum place */
     _Atomic uint32_t layer;
@@ -72,7 +72,7 @@ bool td_team_at(struct td_team *t, uint32_t rank, const char *what, uint32_t lay
 
 const void *const *td_team_meet(struct td_team *t, uint32_t rank, const void *mine) {
     struct rank *r = &t->rank[rank];
-    const void **brought = t->brought[r->met++ % 2];
+    const void **brought = t->brought[atomic_fetch_add(&r->met, 1) % 2];
     uint32_t seen = atomic_load(&t->meeting);
     brought[rank] = mine;
     tell(r);
@@ -135,12 +135,19 @@ static int say_rank(const struct td_team *t, uint32_t i, char *to, size_t cap) {
     return n;
 }
 
+/* The others wait for it: it is at work, or has not come back from a meeting that is over. */
+static bool missing(struct td_team *t, uint32_t i) {
+    enum place where = (enum place)atomic_load(&t->rank[i].where);
+    uint32_t over = atomic_load(&t->meeting), met = atomic_load(&t->rank[i].met);
+    return where == AT_WORK || (where == AT_MEETING && (int32_t)(over - met) >= 0);
+}
+
 static void name_missing(struct td_team *t) {
     char who[300];
     size_t used = 0;
     who[0] = 0;
     for (uint32_t i = 0; i < t->o.ranks && used < sizeof who; i++) {
-        if (atomic_load(&t->rank[i].where) != AT_WORK) continue;
+        if (!missing(t, i)) continue;
         if (used) used += (size_t)snprintf(who + used, sizeof who - used, ", ");
         if (used < sizeof who) used += (size_t)say_rank(t, i, who + used, sizeof who - used);
     }
