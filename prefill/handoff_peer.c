@@ -65,20 +65,25 @@ uint32_t td_peer_for(struct td_sender *s, uint64_t epoch, const struct td_sender
     return p;
 }
 
+static void close_link(struct td_sender *s, uint32_t peer, bool again) {
+    s->peer[peer].again = again;
+    s->peer[peer].state = TD_PEER_CLOSING;
+    struct td_prefill_action *a = td_fifo_push(s->actions);
+    a->kind = TD_PREFILL_CLOSE;
+    a->peer.epoch = s->peer[peer].epoch;
+}
+
 void td_peer_lost(struct td_sender *s, uint32_t peer, td_status status, const char *text) {
     struct td_sender_peer *p = &s->peer[peer];
     if (p->state != TD_PEER_GREETING && p->state != TD_PEER_OPEN) return;
-    /* Refused or never reached, it granted us nothing. */
-    p->again = status != TD_UNREACHABLE && !p->refused;
-    p->state = TD_PEER_CLOSING;
     for (uint32_t i = 0; i < s->o->max_requests; i++)
         if (s->ticket[i].state == TD_TICKET_OPEN && s->ticket[i].peer == peer)
             td_ticket_over(s, i, status, text);
-    struct td_prefill_action *a = td_fifo_push(s->actions);
-    a->kind = TD_PREFILL_CLOSE;
-    a->peer.epoch = p->epoch;
+    /* Refused or never reached, it granted us nothing. */
+    close_link(s, peer, status != TD_UNREACHABLE && !p->refused);
 }
 
+/* What is greeted in vain has been sent nothing, so its tickets go along. */
 void td_sender_moved(struct td_sender *s, uint64_t epoch, const struct td_sender_address *address) {
     uint32_t p = find(s, epoch);
     if (p == UINT32_MAX || address->number <= s->peer[p].address.number) return;
@@ -86,6 +91,8 @@ void td_sender_moved(struct td_sender *s, uint64_t epoch, const struct td_sender
     s->peer[p].tries = 0;
     if (s->peer[p].state == TD_PEER_RESTING)
         greet(s, p);
+    else if (s->peer[p].state == TD_PEER_GREETING)
+        close_link(s, p, true);
     else /* CLOSING: greeted there, if at all, when it is closed */
         td_peer_lost(s, p, TD_PEER_LOST, "the decode worker has another address now");
 }

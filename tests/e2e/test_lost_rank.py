@@ -5,7 +5,6 @@ had shown nothing yet is retried, and a new process in its place serves.
 
 usage: test_lost_rank.py BUILD [unittest arguments]"""
 import concurrent.futures
-import ctypes
 import os
 import pathlib
 import sys
@@ -14,16 +13,11 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import cluster as e2e  # noqa: E402
-from test_hung_engine import DETACH, INTERRUPT, SEIZE, WALL, Stream, body, libc, whole  # noqa: E402
+from test_hung_engine import Stream, body, whole  # noqa: E402
+from traced import INTERRUPT, SEIZE, WALL, libc, trace  # noqa: E402
 
 SILENCE_MS = 2000  # collective_timeout_ms: a step takes milliseconds, but a busy machine may take it from us
 SUBREAPER, EXIT_FAILED = 36, 1
-
-
-def trace(request, tid):
-    if libc.ptrace(request, tid, None, None) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"ptrace: {os.strerror(error)}")
 
 
 def ticks(pid):
@@ -64,10 +58,7 @@ class TestLostRank(unittest.TestCase):
             streams = [Stream(c, body(100 + i, 6000)) for i in range(2)]
             self.until("every stream has begun", lambda: all(s.events > 3 for s in streams))
             rank = self.busiest(pid)
-            try:
-                trace(SEIZE, rank)
-            except PermissionError as e:
-                self.skipTest(str(e))
+            trace(SEIZE, rank)
             trace(INTERRUPT, rank)
             os.waitpid(rank, WALL)
             with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -22,6 +22,7 @@ import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import cluster as e2e  # noqa: E402
+import traced  # noqa: E402
 
 WORKERS = ("prefill@0", "prefill@1", "decode@0", "decode@1")
 ALL = ("router",) + WORKERS
@@ -210,6 +211,28 @@ class TestRestart(unittest.TestCase):
             self.restart(worker)
             self.pids[worker] = self.c.pid(worker)
         self.complete(a, tokens, 800)
+
+    def dies_inside_a_send(self, name, receiver):
+        """Its receiver hears again by itself, of the others nobody notices, and its successor serves."""
+        tokens = prompt(300, 9)
+        s, worker = self.placed("decode", lambda: Stream(self.c, tokens, 500))
+        s.begun.wait(e2e.PATIENCE)
+        self.prefill_is_done()
+        role = name.split("@")[0]
+        traced.kill_inside_a_send(self.pids[name], self.pids[receiver],
+                                  [p for n, p in self.pids.items() if n.startswith(role) and n != name])
+        self.restart(name)
+        self.complete(Stream(self.c, prompt(300, 10), 8), prompt(300, 10), 8)
+        if worker != name:
+            self.complete(s, tokens, 500)
+        self.assertIn("new queue", (self.c.dir / f"{receiver}.log").read_text())
+        self.c.wait_baseline()  # links that nobody needs just now are made again as well
+
+    def test_prefill_dies_inside_a_send(self):
+        self.dies_inside_a_send("prefill@0", "decode@0")
+
+    def test_decode_dies_inside_a_send(self):
+        self.dies_inside_a_send("decode@1", "prefill@0")
 
     def test_killed_worker_comes_back(self):
         os.kill(self.pids["decode@1"], signal.SIGKILL)

@@ -25,7 +25,7 @@ enum {
     SIM_PAGES_MAX = 256,
     SIM_SLOTS_MAX = 16,
     SIM_SLABS_MAX = 64,
-    SIM_BLOCKS_MAX = 8, /* in a slab */
+    SIM_BLOCKS_MAX = 17, /* in a slab: of the longest prompt */
     SIM_EOS = 1,
     SIM_PROBE_N = 300,
 };
