@@ -289,7 +289,7 @@ static void log_residue(const struct td_decode_worker *w) {
 
 static void finish(struct td_decode_worker *w) {
     td_decode_stop_watching(w);
-    td_engine_unpin(w->engine.engine);
+    if (w->landing) td_engine_unpin(w->engine.engine, td_xfer_region_base(w->landing));
     td_xfer_region_free(w->landing);
     if (td_host_destroy(w->host) != TD_OK) td_warn("a handle of the loop was left open");
     td_decode_destroy(w->machine);

@@ -40,7 +40,7 @@ void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret) {
         .pool = e->layout.pool_bytes,
         .slots = e->layout.slot_bytes * e->o.slots,
         .host = e->shared_bytes,
-        .pinned = e->rank[0].staging.pinned_bytes,
+        .pinned = td_kv_staging_pinned(&e->rank[0].staging),
     };
     for (uint32_t i = 0; i < e->ranks; i++) {
         const struct td_rank *r = &e->rank[i];
@@ -345,9 +345,9 @@ td_status td_engine_pin(struct td_engine *e, void *memory, size_t bytes, struct 
     return td_kv_staging_pin(&e->stagings, memory, bytes, err);
 }
 
-void td_engine_unpin(struct td_engine *e) {
+void td_engine_unpin(struct td_engine *e, const void *memory) {
     /* Beside a rank that hangs a driver may wait for it; what is pinned ends with the process. */
-    if (e && !td_team_lost(e->team)) td_kv_staging_unpin(&e->stagings);
+    if (e && !td_team_lost(e->team)) td_kv_staging_unpin(&e->stagings, memory);
 }
 
 /* All ranks have the same; in turn their links share the work. */

@@ -91,13 +91,13 @@ TD_MUST_USE td_status td_engine_copy_slot(struct td_engine *e, uint32_t from, ui
 TD_MUST_USE td_status td_engine_copy_page(struct td_engine *e, uint32_t from, uint32_t to,
                                           struct td_error *err);
 
-/* Memory in which wire blocks will lie (slabs): whole pages of the host, one range of an engine, of
- * which a device then copies without the host's help. NO_MEMORY with a sentence where that cannot
- * be: everything works without, a copy slower. On the CPU there is nothing to do. */
+/* Memory in which wire blocks will lie (slabs): whole pages of the host, of which a device then
+ * copies without the host's help. NO_MEMORY with a sentence where that cannot be: everything works
+ * without, a copy slower. On the CPU there is nothing to do. From the thread that packs. */
 TD_MUST_USE td_status td_engine_pin(struct td_engine *e, void *memory, size_t bytes,
                                     struct td_error *err);
-/* Before the memory and the engine go; nothing where none was pinned. NULL is fine. */
-void td_engine_unpin(struct td_engine *e);
+/* Before the memory and the engine go; nothing where it was not pinned. NULL is fine. */
+void td_engine_unpin(struct td_engine *e, const void *memory);
 
 /* Wire blocks of the engine's pages and slots: td_kv_pack_page and its kin of common/kv/wire.h,
  * wherever the pool lies. One thread at a time, which may be another than the one that steps: what

@@ -64,29 +64,47 @@ td_status td_kv_staging_take(struct td_kv_staging *s, void *pool, void *slots,
     return TD_OK;
 }
 
+/* The range that begins there, or TD_KV_PINNED_MAX; NULL: a free one. */
+static int find_pinned(const struct td_kv_staging *s, const void *memory) {
+    int i = 0;
+    while (i < TD_KV_PINNED_MAX && s->pinned[i].base != memory)
+        i++;
+    return i;
+}
+
 td_status td_kv_staging_pin(const struct td_kv_stagings *all, void *memory, size_t bytes,
                             struct td_error *err) {
     struct td_device *d = all->rank[0]->device;
-    assert(!all->rank[0]->pinned);
+    int i = find_pinned(all->rank[0], NULL);
     if (!d->backend->pin) return TD_OK;
+    if (i == TD_KV_PINNED_MAX)
+        return td_fail(err, TD_NO_MEMORY, "expected at most %d ranges to be pinned", i);
     TD_TRY(d->backend->pin(d, memory, bytes, err));
     for (uint32_t r = 0; r < all->n; r++) {
-        all->rank[r]->pinned = memory;
-        all->rank[r]->pinned_bytes = bytes;
+        all->rank[r]->pinned[i].base = memory;
+        all->rank[r]->pinned[i].bytes = bytes;
     }
     return TD_OK;
 }
 
-void td_kv_staging_unpin(const struct td_kv_stagings *all) {
+void td_kv_staging_unpin(const struct td_kv_stagings *all, const void *memory) {
     struct td_device *d = all->rank[0]->device;
-    if (!all->rank[0]->pinned) return;
-    d->backend->unpin(d, (void *)(uintptr_t)all->rank[0]->pinned);
+    int i = find_pinned(all->rank[0], memory);
+    if (!memory || i == TD_KV_PINNED_MAX) return;
+    d->backend->unpin(d, (void *)(uintptr_t)memory);
     for (uint32_t r = 0; r < all->n; r++)
-        all->rank[r]->pinned = NULL, all->rank[r]->pinned_bytes = 0;
+        all->rank[r]->pinned[i].base = NULL;
+}
+
+size_t td_kv_staging_pinned(const struct td_kv_staging *s) {
+    size_t sum = 0;
+    for (int i = 0; i < TD_KV_PINNED_MAX; i++)
+        if (s->pinned[i].base) sum += s->pinned[i].bytes;
+    return sum;
 }
 
 void td_kv_staging_finish(struct td_kv_staging *s) {
-    assert(!s->pinned);
+    assert(td_kv_staging_pinned(s) == 0);
     if (s->on_device) s->device->backend->give(s->device, s->on_device, s->device_bytes);
     if (s->on_host) s->device->backend->give_host(s->device, s->on_host);
 }
@@ -141,8 +159,11 @@ static size_t piece(size_t bytes, size_t k) {
 }
 
 static bool is_pinned(const struct td_kv_staging *s, const uint8_t *at, size_t bytes) {
-    return s->pinned && at >= s->pinned && at <= s->pinned + s->pinned_bytes &&
-           bytes <= (size_t)(s->pinned + s->pinned_bytes - at);
+    for (int i = 0; i < TD_KV_PINNED_MAX; i++) {
+        const uint8_t *base = s->pinned[i].base, *end = base ? base + s->pinned[i].bytes : NULL;
+        if (base && at >= base && at <= end && bytes <= (size_t)(end - at)) return true;
+    }
+    return false;
 }
 
 /* The stretch to `dst`: as it is, or a half behind the device. */

@@ -17,6 +17,8 @@
 #include "common/kv/wire.h"
 #include "kernels/device.h"
 
+enum { TD_KV_PINNED_MAX = 32 };
+
 struct td_kv_staging {
     struct td_device *device;
     const struct td_kv_layout *kv; /* of `pool` and `slots`, device memory */
@@ -28,8 +30,10 @@ struct td_kv_staging {
     struct td_kv_move *move, *listed; /* of the device, of the host */
     uint64_t *share, *shares;         /* of the device, of the host: td_sums */
     uint8_t *half[2];                 /* of the host */
-    const uint8_t *pinned;            /* [pinned_bytes] of the caller's, or NULL */
-    size_t pinned_bytes;
+    struct {
+        const uint8_t *base; /* NULL: free */
+        size_t bytes;
+    } pinned[TD_KV_PINNED_MAX]; /* of the caller's */
 };
 
 /* A page or a slot: page blocks and the slot block. */
@@ -58,11 +62,14 @@ struct td_kv_stagings {
     struct td_kv_staging *rank[TD_MAX_RANKS];
 };
 
-/* Memory of blocks to be, whole pages of the host, one range at a time; without it, or where it
- * fails, they go through the halves. Undone before the memory and the stagings go. */
+/* Memory of blocks to be, whole pages of the host; without it, or where it fails, they go through
+ * the halves. Undone before the memory and the stagings go; of what was not pinned it is nothing.
+ */
 TD_MUST_USE td_status td_kv_staging_pin(const struct td_kv_stagings *all, void *memory,
                                         size_t bytes, struct td_error *err);
-void td_kv_staging_unpin(const struct td_kv_stagings *all);
+void td_kv_staging_unpin(const struct td_kv_stagings *all, const void *memory);
+/* Bytes of all ranges. */
+size_t td_kv_staging_pinned(const struct td_kv_staging *s);
 
 /* td_kv_unpack_page, td_kv_unpack_slot, on all ranks with one verdict. `n`: tokens of the prompt.
  */

@@ -64,9 +64,10 @@ enum td_prefill_action_kind {
     TD_PREFILL_SEND_PEER, /* msg to peer.epoch. In PEER_HELLO the shell fills in what it owns: name,
                            * pid, xfer_address */
     TD_PREFILL_CLOSE,     /* close the data link; answer PEER_CLOSED */
-    TD_PREFILL_PACK,      /* blocks into a send slab; answer PACKED */
-    TD_PREFILL_PUT,       /* send slab into landing slab, then flush; answer PUT_DONE */
-    TD_PREFILL_FREE_IDS,  /* the ids and the guide of one PREFILL are not needed any more */
+    TD_PREFILL_PACK, /* blocks into a send slab, or at once into the landing slab that is theirs;
+                      * answer PACKED */
+    TD_PREFILL_PUT,  /* send slab into landing slab, then flush; answer PUT_DONE */
+    TD_PREFILL_FREE_IDS, /* the ids and the guide of one PREFILL are not needed any more */
 };
 
 struct td_prefill_action {
@@ -96,6 +97,7 @@ struct td_prefill_action {
             const uint32_t *pages;
             bool slot_block;
             uint32_t slot;
+            uint64_t epoch, remote_address, room; /* of the landing slab, as in `put`; its bytes */
         } pack;
         struct {
             uint64_t epoch;

@@ -280,6 +280,9 @@ static void pack(struct td_sender *s, uint32_t i, uint32_t k, uint32_t landing) 
     a->pack.pages = slot ? NULL : t->o.pages + t->packed;
     a->pack.slot_block = slot;
     a->pack.slot = t->o.slot;
+    a->pack.epoch = p->epoch;
+    a->pack.remote_address = p->landing[landing].address;
+    a->pack.room = p->slab_bytes;
     t->packed += n;
     t->slabs++;
     p->slabs++;

@@ -272,9 +272,11 @@ static void log_residue(const struct td_prefill_worker *w) {
 }
 
 static void finish(struct td_prefill_worker *w) {
+    for (uint32_t i = 0; i < TD_PREFILL_PEERS_MAX; i++)
+        td_prefill_unpin(w, &w->link[i]);
     if (td_host_destroy(w->host) != TD_OK) td_warn("a handle of the loop was left open");
     td_prefill_destroy(w->machine);
-    td_engine_unpin(w->engine.engine);
+    td_engine_unpin(w->engine.engine, w->slabs);
     free(w->slabs);
     free(w->slab);
     free(w->headers);

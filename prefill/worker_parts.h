@@ -13,6 +13,7 @@ enum { TD_PREFILL_PEERS_MAX = 16 }; /* decode workers with a data link at one ti
 /* One slab and the put that empties it. */
 struct td_send_slab {
     uint8_t *bytes; /* [slab_bytes], of `slabs` */
+    bool there;     /* what was packed lies in the landing slab already */
     bool putting;   /* from PUT until both requests are quiet */
     bool reported;  /* PUT_DONE was said */
     bool flushing;  /* the flush was posted */
@@ -25,6 +26,7 @@ struct td_prefill_link { /* to one decode worker */
     uint64_t epoch;      /* 0: free */
     struct td_xfer_peer *peer;
     struct td_xfer_remote *remote; /* its landing slabs; NULL before the welcome */
+    void *pinned;                  /* those of them that are ours, as they are mapped here */
 };
 
 /* The step that is in the engine. */
@@ -67,6 +69,8 @@ void td_prefill_connect(struct td_prefill_worker *w, const struct td_prefill_act
 void td_prefill_send_peer(struct td_prefill_worker *w, struct td_prefill_action *a);
 void td_prefill_close(struct td_prefill_worker *w, uint64_t epoch);
 void td_prefill_pack(struct td_prefill_worker *w, const struct td_prefill_action *a);
+/* Before the link's memory goes. */
+void td_prefill_unpin(struct td_prefill_worker *w, struct td_prefill_link *l);
 void td_prefill_put(struct td_prefill_worker *w, const struct td_prefill_action *a);
 
 #endif

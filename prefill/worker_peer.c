@@ -63,10 +63,33 @@ void td_prefill_send_peer(struct td_prefill_worker *w, struct td_prefill_action 
 void td_prefill_close(struct td_prefill_worker *w, uint64_t epoch) {
     struct td_prefill_link *l = link_of(w, epoch);
     if (l) {
+        td_prefill_unpin(w, l);
         td_xfer_peer_close(l->peer);
     } else { /* it never came to be */
         say_peer(w, TD_PREFILL_PEER_CLOSED, epoch, TD_OK);
     }
+}
+
+void td_prefill_unpin(struct td_prefill_worker *w, struct td_prefill_link *l) {
+    td_engine_unpin(w->engine.engine, l->pinned);
+    l->pinned = NULL;
+}
+
+/* Our landing slabs of that worker lie side by side (decode/worker_peer.c); where they do not, or
+ * are no whole pages, blocks go through pinned halves. */
+static void pin_landing(struct td_prefill_worker *w, struct td_prefill_link *l,
+                        const struct td_msg_peer_welcome *wel) {
+    struct td_error err;
+    size_t bytes = wel->n_slabs * wel->slab_bytes;
+    for (uint32_t i = 1; i < wel->n_slabs; i++)
+        if (wel->slab_address[i] != wel->slab_address[0] + i * wel->slab_bytes) return;
+    void *at = td_xfer_remote_at(l->remote, wel->slab_address[0], bytes);
+    if (!at) return;
+    td_status st = td_engine_pin(w->engine.engine, at, bytes, &err);
+    if (st == TD_OK) l->pinned = at;
+    if (st != TD_OK)
+        td_warn("landing slabs of decode worker %016llx: %s: the host copies each block once more",
+                (unsigned long long)l->epoch, err.text);
 }
 
 static void on_peer_message(void *user, struct td_xfer_peer *peer, const struct td_msg *m) {
@@ -82,11 +105,13 @@ static void on_peer_message(void *user, struct td_xfer_peer *peer, const struct 
             say_peer(w, TD_PREFILL_PEER_LOST, l->epoch, st);
             return;
         }
+        pin_landing(w, l, wel);
         char lanes[TD_XFER_LANES_MAX];
         td_xfer_lanes(peer, lanes);
-        td_info("linked with decode worker %016llx: %u landing slabs of %llu bytes, lanes %s",
+        bool here = td_xfer_remote_at(l->remote, wel->slab_address[0], wel->slab_bytes) != NULL;
+        td_info("linked with decode worker %016llx: %u landing slabs of %llu bytes, %s, lanes %s",
                 (unsigned long long)l->epoch, wel->n_slabs, (unsigned long long)wel->slab_bytes,
-                lanes);
+                here ? "blocks are packed there" : "blocks are put there", lanes);
     }
     struct td_prefill_event ev = {.kind = TD_PREFILL_PEER_MESSAGE,
                                   .peer = {.epoch = l->epoch, .msg = m}};
@@ -131,14 +156,20 @@ const struct td_plane_events td_prefill_plane_events = {.on_message = on_peer_me
 
 static td_status pack_blocks(struct td_prefill_worker *w, const struct td_prefill_action *a,
                              size_t *ret_bytes, struct td_error *err) {
-    uint8_t *to = w->slab[a->pack.send_slab].bytes;
+    struct td_send_slab *s = &w->slab[a->pack.send_slab];
+    struct td_prefill_link *l = link_of(w, a->pack.epoch);
     size_t used = 0, len;
+    uint8_t *to = NULL;
+    /* Shared memory: no copy but this one. The slab is ours until its SLAB message is said. */
+    if (l && l->remote) to = td_xfer_remote_at(l->remote, a->pack.remote_address, a->pack.room);
+    s->there = to != NULL;
+    if (!to) to = s->bytes;
     if (a->pack.n_blocks > w->headers_max)
         return td_fail(err, TD_INTERNAL, "%u blocks for one slab, at most %u", a->pack.n_blocks,
                        w->headers_max);
     for (uint32_t i = 0; i < a->pack.n_blocks; i++, used += len) {
         uint32_t index = a->pack.first_block + i;
-        size_t room = (size_t)w->slab_bytes - used;
+        size_t room = (size_t)a->pack.room - used;
         if (a->pack.slot_block)
             TD_TRY(td_engine_pack_slot(w->engine.engine, a->pack.slot, a->pack.ticket,
                                        a->pack.n_prompt, to + used, room, &len, &w->headers[i],
@@ -211,6 +242,10 @@ void td_prefill_put(struct td_prefill_worker *w, const struct td_prefill_action 
                                     .on_done = on_put_done,
                                     .on_quiet = on_put_quiet,
                                     .user = s};
+    if (s->there && l) {
+        say_put(s, TD_PREFILL_PUT_DONE, TD_OK, true);
+        return;
+    }
     s->putting = true;
     s->reported = s->flushing = false;
     s->epoch = a->put.epoch;

@@ -57,6 +57,13 @@ td_status td_xfer_remote_open(struct td_xfer_peer *peer, const void *key, size_t
     return TD_OK;
 }
 
+void *td_xfer_remote_at(struct td_xfer_remote *remote, uint64_t offset, size_t len) {
+    void *at;
+    if (!remote->rkey || len == 0 || len > remote->bytes || offset > remote->bytes - len)
+        return NULL;
+    return ucp_rkey_ptr(remote->rkey, remote->base + offset, &at) == UCS_OK ? at : NULL;
+}
+
 void td_xfer_remote_close(struct td_xfer_remote *remote) {
     if (!remote) return;
     td_list_remove(&remote->link);

@@ -221,6 +221,10 @@ TD_MUST_USE td_status td_xfer_send(struct td_xfer_peer *peer, const void *bytes,
  * Belongs to the peer: dropped when it closes, at the latest. */
 TD_MUST_USE td_status td_xfer_remote_open(struct td_xfer_peer *peer, const void *key, size_t len,
                                           struct td_xfer_remote **ret_remote, struct td_error *err);
+/* Where this process can write to `len` bytes of it by itself, for as long as it is open: shared memory
+ * that is mapped here. What is written there is there before any message that is sent afterwards.
+ * NULL where there are no such bytes, and on the tcp lane. */
+void *td_xfer_remote_at(struct td_xfer_remote *remote, uint64_t offset, size_t len);
 /* Only when no put to it is unfinished. NULL is fine. */
 void td_xfer_remote_close(struct td_xfer_remote *remote);
 

@@ -43,6 +43,7 @@ class TestEmulated(unittest.TestCase):
                          engine_timeout_ms=600000, transfer_timeout_ms=600000) as c:
             for role in ("prefill@0", "decode@0"):
                 self.assertIn("memory slabs, pinned", (c.dir / f"{role}.log").read_text())
+            self.assertIn("blocks are packed there", (c.dir / "prefill@0.log").read_text())
             with concurrent.futures.ThreadPoolExecutor(2) as pool:
                 got = list(pool.map(lambda _: self.ask(c), range(2)))
             self.assertEqual(got[0], got[1])  # the older one was never interrupted

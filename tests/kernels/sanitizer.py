@@ -22,7 +22,10 @@ def main():
     if why:
         print(f"skipped: {why}")
         return 77
-    command = [tool, "--tool", check, "--error-exitcode", str(FOUND), "--print-limit", "20", os.path.abspath(program)]
+    command = [tool, "--tool", check, "--error-exitcode", str(FOUND), "--print-limit", "20"]
+    if check == "memcheck":  # calls that a driver refuses are the program's to judge: tests ask for some
+        command += ["--report-api-errors", "no"]
+    command.append(os.path.abspath(program))
     r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     print(r.stdout)
     summed = [line for line in r.stdout.splitlines() if "SUMMARY" in line]

@@ -129,7 +129,7 @@ static void finish(struct both *b) {
 /* From now on blocks lie in pinned memory, or not. What they pass by the way is poisoned. */
 static void pin(struct both *b, bool on) {
     struct td_error err = {.text = ""};
-    if (b->pinned && !on) td_kv_staging_unpin(&b->all);
+    if (b->pinned && !on) td_kv_staging_unpin(&b->all, b->want);
     if (!b->pinned && on && td_kv_staging_pin(&b->all, b->want, b->block_bytes, &err) != TD_OK)
         fail_msg("%s", err.text);
     b->pinned = on;
@@ -287,7 +287,7 @@ static void test_not_pinned(void **state) {
     size_t first = td_kv_page_block_bytes_max(&b.l) / 2 & ~(size_t)(MEMORY_PAGE - 1);
     assert_int_equal(td_kv_staging_pin(&b.all, b.want, first, &err), TD_OK);
     there(&b, page, to, 0, 256, 256);
-    td_kv_staging_unpin(&b.all);
+    td_kv_staging_unpin(&b.all, b.want);
     same_state(&b);
     finish(&b);
 }

@@ -186,6 +186,16 @@ static void test_puts_land_where_they_should(void **state) {
             if (base[j] != (j >= off && j < off + lens[i] ? src[j] : 0x55)) fail_msg("byte %zu", j);
         at = off + 3;
     }
+    /* What this process writes by itself is there without a put. */
+    char *there = td_xfer_remote_at(remote, 4096, BYTES - 4096);
+    assert_true(ends_tcp() ? !there : there != NULL);
+    memset(base, 0x55, BYTES);
+    if (there) memcpy(there, src, BYTES - 4096);
+    for (size_t j = 0; there && j < BYTES; j++)
+        if (base[j] != (j >= 4096 ? src[j - 4096] : 0x55)) fail_msg("byte %zu", j);
+    assert_null(td_xfer_remote_at(remote, 0, 0));
+    assert_null(td_xfer_remote_at(remote, 1, BYTES));
+    assert_null(td_xfer_remote_at(remote, UINT64_MAX, 2));
     struct want bad;
     want_init(&bad, UINT64_MAX);
     assert_int_equal(td_xfer_put(a.peer, remote, 0, src, 0, &bad.req), TD_INVALID);
