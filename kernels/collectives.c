@@ -72,9 +72,21 @@ void td_host_all_gather(const struct td_device *d, const struct td_all_gather_ar
     for (uint32_t r = 0; brought && r < d->ranks; r++) {
         const struct td_all_gather_args *of = brought[r];
         assert(of->at[r] == a->at[r] && of->at[r + 1] == a->at[r + 1]);
-        if (r != d->rank)
-            memcpy((uint8_t *)a->buffer + a->at[r], (const uint8_t *)of->buffer + a->at[r],
+        if (r != d->rank || a->own)
+            memcpy((uint8_t *)a->buffer + a->at[r],
+                   of->own ? of->own : (const uint8_t *)of->buffer + a->at[r],
                    a->at[r + 1] - a->at[r]);
+    }
+    if (brought) (void)td_team_meet(d->team, d->rank, NULL);
+}
+
+void td_host_all_to_all(const struct td_device *d, const struct td_all_to_all_args *a) {
+    const void *const *brought = td_team_meet(d->team, d->rank, a);
+    for (uint32_t r = 0; brought && r < d->ranks; r++) {
+        const struct td_all_to_all_args *of = brought[r];
+        assert(of->bytes == a->bytes);
+        memcpy((uint8_t *)a->y + r * a->bytes, (const uint8_t *)of->x + d->rank * a->bytes,
+               a->bytes);
     }
     if (brought) (void)td_team_meet(d->team, d->rank, NULL);
 }

@@ -7,5 +7,6 @@
 
 void td_host_all_reduce(const struct td_device *d, const struct td_all_reduce_args *a);
 void td_host_all_gather(const struct td_device *d, const struct td_all_gather_args *a);
+void td_host_all_to_all(const struct td_device *d, const struct td_all_to_all_args *a);
 
 #endif

@@ -129,6 +129,7 @@ const struct td_backend td_backend_cpu = {
     .leave = cpu_leave,
     .all_reduce = td_host_all_reduce,
     .all_gather = td_host_all_gather,
+    .all_to_all = td_host_all_to_all,
     .break_off = cpu_break_off,
     .ops = cpu_ops,
     .index_workspace = cpu_index_workspace,

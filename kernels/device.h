@@ -89,10 +89,18 @@ struct td_all_reduce_args {
     uint32_t n, dim;
     bool bits;
 };
-/* Bytes at[r] .. at[r + 1] - 1 of every rank's buffer become those of rank r's; multiples of 4. */
+/* Bytes at[r] .. at[r + 1] - 1 of every rank's buffer become those of rank r's, or, where a rank
+ * has `own`, as many bytes from there; multiples of 4. */
 struct td_all_gather_args {
     void *buffer;
     size_t at[TD_MAX_RANKS + 1]; /* ascending */
+    const void *own;             /* NULL: what the rank has lies in its place */
+};
+/* Part r of rank s's x becomes part s of rank r's y, a rank's own too. x is not y. */
+struct td_all_to_all_args {
+    const void *x; /* [ranks] parts */
+    void *y;       /* [ranks] */
+    size_t bytes;  /* of a part; a multiple of 16, and so are the addresses */
 };
 
 struct td_backend {
@@ -151,6 +159,7 @@ struct td_backend {
         struct td_device *d); /* like join; of a broken team one by one. NULL comm is fine */
     void (*all_reduce)(const struct td_device *d, const struct td_all_reduce_args *a);
     void (*all_gather)(const struct td_device *d, const struct td_all_gather_args *a);
+    void (*all_to_all)(const struct td_device *d, const struct td_all_to_all_args *a); /* or NULL */
     /* From any thread: who waits in a collective for a rank that will not come gives up. */
     void (*break_off)(struct td_device *d);
 

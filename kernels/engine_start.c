@@ -125,7 +125,7 @@ static void plan_scratch(struct td_rank *r, struct td_bump *b) {
     if (e->o.index_topk > entries) entries = e->o.index_topk;
     if (d->backend->host) {
         d->threads = r->threads;
-        d->scratch_stride = td_op_scratch(r->packed->share.heads, m->index_heads, entries);
+        d->scratch_stride = td_op_scratch(r->packed->share.heads, m->index_heads, entries, false);
         d->scratch = td_bump_take(b, d->scratch_stride * (e->o.threads / e->ranks));
     }
     r->index_bytes =

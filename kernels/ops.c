@@ -134,12 +134,13 @@ size_t td_index_workspace(uint32_t heads, uint32_t topk) {
     return round64(floats * sizeof(float) + lists);
 }
 
-size_t td_op_scratch(uint32_t heads, uint32_t index_heads, uint32_t max_entries) {
+size_t td_op_scratch(uint32_t heads, uint32_t index_heads, uint32_t max_entries, bool split) {
     size_t set = td_lanes(TD_WINDOW + max_entries), lanes = td_lanes(heads);
     size_t queries = lanes > TD_ATTEND_QUERIES ? lanes : TD_ATTEND_QUERIES;
     size_t rows = (size_t)TD_ATTEND_BLOCKS * TD_BLOCK + TD_ATTEND_SPAN;
     size_t attend = rows * TD_ATTEND_ROW + TD_HEAD_DIM * lanes + set * queries + TD_ATTEND_DOTS +
                     (size_t)TD_ATTEND_SPAN * TD_HEAD_DIM;
+    if (split) attend += (TD_KV_MAX_SPLIT + 1) * lanes * (TD_HEAD_DIM + 2);
     size_t index =
         (size_t)TD_INDEX_KEYS * TD_INDEX_DIM + 12 * (size_t)TD_INDEX_ROWS * td_lanes(index_heads);
     return round64((attend > index ? attend : index) * sizeof(float));

@@ -30,6 +30,7 @@
 #include <stdint.h>
 
 #include "common/kv/layout.h"
+#include "common/kv/split.h"
 #include "kernels/device.h"
 #include "kernels/matrix.h"
 #include "kernels/model/config.h"
@@ -51,17 +52,26 @@ struct td_op_row {
 };
 struct td_op_run {
     uint32_t first, n, pos; /* rows first..first+n-1 are positions pos..pos+n-1 */
-    const uint32_t *pages;  /* by absolute index */
+    const uint32_t *pages;  /* page `a` of the sequence is pages[a >> batch->split] */
     void *slot;
 };
 struct td_op_batch {
     const struct td_kv_layout *kv;
     void *pool;
+    uint32_t split, rank; /* the pool has those pages that are rank `rank`'s of 1 << split ranks
+                             (common/kv/split.h); 0, 0: all */
     const struct td_op_row *row; /* [n] */
     const struct td_op_run *run; /* [runs] */
     uint32_t n, runs;
     uint32_t max_pos; /* no row's position is greater */
 };
+TD_HD static inline bool td_op_has_page(const struct td_op_batch *b, uint32_t a) {
+    return td_kv_page_rank(a, b->split) == b->rank;
+}
+TD_HD static inline uint32_t td_op_page(const struct td_op_batch *b, const struct td_op_run *run,
+                                        uint32_t a) {
+    return run->pages[a >> b->split];
+}
 
 /* y[i] = w[ids[i] - first], or zeros (+0) where a rank's rows first..first + w->rows - 1 of the
  * vocabulary have no ids[i]. */
@@ -236,7 +246,8 @@ struct td_ring_write_args {
 
 /* Compressor (s.7), one call per family: adds ape to g in place; every window a row of the step
  * completes becomes an entry: pooled, normalised, rotated at the window's first position, rounded
- * and stored in its page in one go; then the open state goes to the slot's ring.
+ * and stored in its page in one go, by the rank that has the page; then the open state goes to the
+ * slot's ring, on every rank.
  * Pool per channel: m = max g; e = exp(g - m); v = (fmaf chain of e * u) / (sum of e), tokens
  * ascending. d = 512, or 128 for TD_KV_INDEX; coff = 2 when the ratio is 4, else 1.
  * Between rotation and storing, as asked for: `sim8` (rows; see row_store); `hadamard` over the 128
@@ -271,7 +282,13 @@ struct td_index_query_args {
  * lower entry; ascending, then -1. Entry w is visible to position p when w < (p + 1) / 4. Keys are
  * read as stored. Only rows first..first + rows - 1 of the step: of q, wt and selected, which are
  * those of all rows, no others are touched. Scores exist for one tile of keys at a time; the
- * workspace has td_index_workspace bytes whatever the context length, 64-aligned. */
+ * workspace has td_index_workspace bytes whatever the context length, 64-aligned.
+ *
+ * With `candidate` a rank looks through the keys it has, and `selected` is not touched: of row
+ * first + i, candidate[i] = those of its best min(topk, visible ones it has) keys, by ascending
+ * entry, then zeros; a candidate is td_index_candidate of score and entry. Rows whose `visible` is
+ * at most topk are selected whatever their scores, and their candidates not touched. index_merge
+ * makes `selected` of all ranks' candidates: to the bit what one rank with all keys selects. */
 struct td_index_args {
     const struct td_op_batch *batch;
     uint32_t layer;
@@ -281,16 +298,39 @@ struct td_index_args {
     float wt_scale;
     uint32_t heads, topk;
     bool score_bf16;
-    int32_t *selected; /* [n, topk] */
+    int32_t *selected;   /* [n, topk] */
+    uint64_t *candidate; /* [rows, topk], or NULL: selected is wanted; not with batch->split > 0 */
     void *workspace;
 };
 size_t td_index_workspace(uint32_t heads, uint32_t topk);
+/* Greater: the greater score (fp32 bits as they are; -0 is +0), or the lower entry. Any two keys
+ * differ, and none is 0. */
+TD_HD static inline uint64_t td_index_candidate(uint32_t score, uint32_t entry) {
+    uint32_t u = score == 0x80000000u ? 0 : score;
+    u = u & 0x80000000u ? ~u : u | 0x80000000u;
+    return (uint64_t)u << 32 | (0xffffffffu - entry);
+}
+TD_HD static inline uint32_t td_index_entry(uint64_t candidate) {
+    return 0xffffffffu - (uint32_t)candidate;
+}
+/* Of rows first..first + rows - 1: selected[first + i] = the entries of the topk greatest of the
+ * ranks' candidates of row i, or all visible ones where they are at most topk; ascending, then -1.
+ */
+struct td_index_merge_args {
+    const struct td_op_batch *batch;
+    uint32_t first, rows, ranks, topk;
+    const uint64_t *candidate; /* [ranks, rows, topk] */
+    int32_t *selected;         /* [n, topk] */
+};
 
 /* Sparse core (s.8.3). The set of a row: window positions max(0, p - 127)..p ascending, then
  * entries ascending: `selected` in a CSA layer, all visible ones (w < (p + 1) / 128) in an HCA
  * layer, none in an SWA layer. s = dot (block sum over 512) * 512^-0.5; max over s and sink;
  * e = exp(s - max); den = sum of e in set order, then + exp(sink - max);
- * o = (block sum over the set of e * row) / den. */
+ * o = (block sum over the set of e * row) / den.
+ *
+ * With `ml` it is the window's part of a softmax in parts (below): the set is the window alone in
+ * every layer; ml[i][h] = max, den; o is not divided. */
 struct td_attend_args {
     const struct td_op_batch *batch;
     uint32_t layer, heads;
@@ -299,11 +339,50 @@ struct td_attend_args {
     const float *sink;       /* [heads] */
     const int32_t *selected; /* [n, topk] in CSA layers, else NULL */
     uint32_t topk;
-    float *o; /* [n, heads, 512] */
+    float *o;  /* [n, heads, 512] */
+    float *ml; /* [n, heads, 2] or NULL */
+};
+
+/* The sparse core where ranks share the entries (common/kv/split.h). A part is (m, l, acc) of some
+ * members of a set: m = max of s, l = sum of e = exp(s - m) in set order, acc = block sum of
+ * e * row. A part without members is empty: m = l = 0, and acc is not written. Two parts merged: of
+ * an empty one and another the other; else, with b the one of the lesser m (if equal, either) and
+ * f = exp(b.m - a.m): (a.m, fmaf(b.l, f, a.l), fmaf(b.acc, f, a.acc)).
+ *
+ *   shard's part  the row's entries (as in attend: selected or all visible ones) in the pages of
+ *                 one logical shard, ascending
+ *   rank's part   the tree sum of its shards' parts, merged for added: attend_part
+ *   window's part window rows and sink: attend with ml
+ *   o             acc / l of the window's part merged with the tree sum of the ranks' parts:
+ *                 attend_merge
+ *
+ * Shards are 8 whatever the number of ranks, so o has the same bits for 1, 2, 4 and 8.
+ *
+ * Parts of the heads of every rank, for one of them: acc [rows, heads, 512], then m, l
+ * [rows, heads, 2]; td_attend_part_floats in all. The ranks' parts lie one after the other. */
+static inline size_t td_attend_part_floats(uint32_t rows, uint32_t heads) {
+    return ((size_t)rows * heads * (512 + 2) + 3) & ~(size_t)3;
+}
+/* Rows first..first + rows - 1 of the step; CSA and HCA layers. */
+struct td_attend_part_args {
+    const struct td_op_batch *batch;
+    uint32_t layer, first, rows;
+    uint32_t ranks, heads;   /* heads of each rank; ranks is 1 << batch->split */
+    const float *q;          /* [ranks, rows, heads, 512] */
+    const int32_t *selected; /* [n, topk] in CSA layers, else NULL */
+    uint32_t topk;
+    float *part; /* [ranks] parts of this rank's shards, for the heads of each rank; 16-aligned */
+};
+struct td_attend_merge_args {
+    uint32_t first, rows, ranks, heads; /* heads of this rank */
+    const float *part;                  /* [ranks] each rank's part for these heads; 16-aligned */
+    const float *ml;                    /* [n, heads, 2] window's parts */
+    float *o; /* [n, heads, 512] window's parts' acc, then o; rows first.. alone */
 };
 /* Bytes of a thread's scratch: enough for every op, with attention sets of up to
- * 128 + max_entries members. A multiple of 64. */
-size_t td_op_scratch(uint32_t heads, uint32_t index_heads, uint32_t max_entries);
+ * 128 + max_entries members. A multiple of 64. Where entries are split, `heads` are those of all
+ * ranks. */
+size_t td_op_scratch(uint32_t heads, uint32_t index_heads, uint32_t max_entries, bool split);
 
 /* y = tree sum of the shards: the rank's output groups (s.8.4). */
 struct td_add_shards_args {
@@ -374,7 +453,8 @@ struct td_gather_args {
     uint32_t n, dim;
 };
 
-#define TD_OPS_MAP(X)                                                                              \
+/* Ops that every device has, and those that kv_layout = split takes besides. */
+#define TD_OPS_ALWAYS(X)                                                                           \
     X(embed)                                                                                       \
     X(expand)                                                                                      \
     X(linear)                                                                                      \
@@ -399,6 +479,11 @@ struct td_gather_args {
     X(swiglu)                                                                                      \
     X(combine)                                                                                     \
     X(gather)
+#define TD_OPS_SPLIT(X)                                                                            \
+    X(index_merge)                                                                                 \
+    X(attend_part)                                                                                 \
+    X(attend_merge)
+#define TD_OPS_MAP(X) TD_OPS_ALWAYS(X) TD_OPS_SPLIT(X)
 
 struct td_ops {
     const char *name; /* "ref", "avx2", "avx512" */

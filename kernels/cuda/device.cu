@@ -331,7 +331,7 @@ static void cuda_reach(struct td_device *d, enum td_lane lane, uint32_t i) {
 /* ---- ops ---- */
 
 #define X(op) TD_PLAIN(op),
-static const struct td_ops plain = {"cuda plain", TD_OPS_MAP(X)};
+static const struct td_ops plain = {"cuda plain", TD_OPS_ALWAYS(X)};
 #undef X
 
 static td_status cuda_ops(struct td_device *d, uint64_t force_ref, struct td_ops *ret,
@@ -347,7 +347,7 @@ static td_status cuda_ops(struct td_device *d, uint64_t force_ref, struct td_ops
     if (force_ref & bit) ret->op = plain.op;                                                       \
     if (!ret->op) return td_fail(err, TD_UNSUPPORTED, "cuda: op %s has no kernel", #op);           \
     bit <<= 1;
-    TD_OPS_MAP(X)
+    TD_OPS_ALWAYS(X)
 #undef X
     return TD_OK;
 }

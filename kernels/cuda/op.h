@@ -15,7 +15,7 @@
 
 extern "C" {
 #define X(op) void TD_PLAIN(op)(const struct td_device *d, const struct td_##op##_args *a);
-TD_OPS_MAP(X)
+TD_OPS_ALWAYS(X)
 #undef X
 
 /* Ops with a fast form. */

@@ -19,6 +19,7 @@ static struct set set_of_row(const struct td_attend_args *a, uint32_t i) {
     const struct td_op_batch *b = a->batch;
     uint32_t pos = b->row[i].pos, window = pos + 1 < TD_WINDOW ? pos + 1 : TD_WINDOW;
     struct set s = {a, &b->run[b->row[i].run], pos, window, window, NULL};
+    if (a->ml) return s;
     if (b->kv->ratio[a->layer] == TD_HCA_RATIO) s.count += (pos + 1) / TD_HCA_RATIO;
     if (b->kv->ratio[a->layer] == TD_CSA_RATIO) {
         s.selected = a->selected + (size_t)i * a->topk;
@@ -39,15 +40,15 @@ static struct td_kv_row member(const struct set *s, uint32_t m) {
     }
     uint32_t e = m - s->window;
     if (!s->selected)
-        return td_kv_hca_row(b->kv, b->pool, layer, s->run->pages[e / TD_KV_HCA_PER_PAGE],
+        return td_kv_hca_row(b->kv, b->pool, layer, td_op_page(b, s->run, e / TD_KV_HCA_PER_PAGE),
                              e % TD_KV_HCA_PER_PAGE);
     uint32_t w = (uint32_t)s->selected[e];
-    return td_kv_csa_row(b->kv, b->pool, layer, s->run->pages[w / TD_KV_CSA_PER_PAGE],
+    return td_kv_csa_row(b->kv, b->pool, layer, td_op_page(b, s->run, w / TD_KV_CSA_PER_PAGE),
                          w % TD_KV_CSA_PER_PAGE);
 }
 
-/* Scores of one head to exponentials; returns their sum with the sink's. */
-static float softmax(float *score, uint32_t n, float sink) {
+/* Scores of one head to exponentials; ml: the maximum, and their sum with the sink's. */
+static void softmax(float *score, uint32_t n, float sink, float *ml) {
     float max = sink, den = 0.0f;
     for (uint32_t m = 0; m < n; m++)
         max = max1(score[m], max);
@@ -55,11 +56,12 @@ static float softmax(float *score, uint32_t n, float sink) {
         score[m] = exp1(score[m] - max);
         den += score[m];
     }
-    return den + exp1(sink - max);
+    ml[0] = max;
+    ml[1] = den + exp1(sink - max);
 }
 
-/* o = (block sum over the set of e * row) / den. */
-static void weigh(const struct set *s, const float *e, const float *den, float *chain, float *o) {
+/* o = block sum over the set of e * row. */
+static void weigh(const struct set *s, const float *e, float *chain, float *o) {
     uint32_t heads = s->a->heads;
     float row[D];
     for (uint32_t m = 0; m < s->count; m++) {
@@ -72,15 +74,15 @@ static void weigh(const struct set *s, const float *e, const float *den, float *
         for (size_t i = 0; i < (size_t)heads * D; i++)
             o[i] = m < TD_BLOCK ? chain[i] : o[i] + chain[i];
     }
-    for (size_t i = 0; i < (size_t)heads * D; i++)
-        o[i] /= den[i / D];
 }
 
 static void attend_row(const struct td_attend_args *a, uint32_t i, float *scratch) {
     const struct set s = set_of_row(a, i);
     const float *q = a->q + (size_t)i * a->heads * D;
     float *chain = scratch, *score = scratch + (size_t)a->heads * D; /* score: [heads][count] */
-    float row[D], den[TD_MAX_HEADS];
+    float row[D], own[TD_MAX_HEADS * 2];
+    float *o = a->o + (size_t)i * a->heads * D;
+    float *ml = a->ml ? a->ml + (size_t)i * a->heads * 2 : own;
     for (uint32_t m = 0; m < s.count; m++) {
         row_decode(member(&s, m), a->batch->kv->row_dtype, row);
         for (uint32_t h = 0; h < a->heads; h++)
@@ -88,8 +90,10 @@ static void attend_row(const struct td_attend_args *a, uint32_t i, float *scratc
                 block_sum(q + (size_t)h * D, 1, row, 1, D) * 0.04419417382415922f; /* 512^-0.5 */
     }
     for (uint32_t h = 0; h < a->heads; h++)
-        den[h] = softmax(score + (size_t)h * s.count, s.count, a->sink[h]);
-    weigh(&s, score, den, chain, a->o + (size_t)i * a->heads * D);
+        softmax(score + (size_t)h * s.count, s.count, a->sink[h], ml + 2 * h);
+    weigh(&s, score, chain, o);
+    for (size_t k = 0; !a->ml && k < (size_t)a->heads * D; k++)
+        o[k] /= ml[k / D * 2 + 1];
 }
 
 struct attend_job {

@@ -98,6 +98,10 @@ static void pool_rows(const float *const *u, const float *const *g, uint32_t row
     }
 }
 
+static uint32_t entries_per_page(enum td_kv_family family) {
+    return family == TD_KV_HCA ? TD_KV_HCA_PER_PAGE : TD_KV_CSA_PER_PAGE;
+}
+
 /* v is rounded in place on the way. */
 static void store_entry(const struct td_compress_args *a, const struct td_op_run *run, uint32_t w,
                         float *v) {
@@ -108,14 +112,10 @@ static void store_entry(const struct td_compress_args *a, const struct td_op_run
     } else if (a->sim8) {
         fp8_round(v, v, TD_KV_FP8_ROW_DIM, QUANT_SIM8);
     }
-    if (a->family == TD_KV_HCA) {
-        row_encode(v, b->kv->row_dtype,
-                   td_kv_hca_row(b->kv, b->pool, a->layer, run->pages[w / TD_KV_HCA_PER_PAGE],
-                                 w % TD_KV_HCA_PER_PAGE));
-        return;
-    }
-    uint32_t page = run->pages[w / TD_KV_CSA_PER_PAGE], i = w % TD_KV_CSA_PER_PAGE;
-    if (a->family == TD_KV_CSA)
+    uint32_t per = entries_per_page(a->family), i = w % per, page = td_op_page(b, run, w / per);
+    if (a->family == TD_KV_HCA)
+        row_encode(v, b->kv->row_dtype, td_kv_hca_row(b->kv, b->pool, a->layer, page, i));
+    else if (a->family == TD_KV_CSA)
         row_encode(v, b->kv->row_dtype, td_kv_csa_row(b->kv, b->pool, a->layer, page, i));
     else
         key_encode(v, b->kv->key_dtype, td_kv_index_key(b->kv, b->pool, a->layer, page, i));
@@ -141,6 +141,7 @@ static void close_windows(const void *arg, uint32_t begin, uint32_t end, uint32_
         const struct td_op_run *run = &a->batch->run[a->batch->row[i].run];
         uint32_t pos = a->batch->row[i].pos, w = pos / s.ratio, rows = 0;
         if ((pos + 1) % s.ratio != 0) continue;
+        if (!td_op_has_page(a->batch, w / entries_per_page(a->family))) continue;
         const float *u[TD_HCA_RATIO], *g[TD_HCA_RATIO];
         if (s.overlap && w > 0)
             for (uint32_t t = s.ratio * (w - 1); t < s.ratio * w; t++, rows++)

@@ -262,7 +262,7 @@ static int compare(const struct td_op_cases *o, const struct variant *v, const s
     for (int i = 0; i < 2; i++) {
         const struct td_backend *b = i ? v->backend : &td_backend_cpu;
         must_ok(b->open(&d[i], 0, &err), &err);
-        d[i].scratch_stride = td_op_scratch(TD_MAX_HEADS, TD_MAX_HEADS, 4096);
+        d[i].scratch_stride = td_op_scratch(TD_MAX_HEADS, TD_MAX_HEADS, 4096, true);
         d[i].scratch = must(aligned_alloc(64, d[i].scratch_stride * threads));
         must_ok(td_threads_create(i ? threads : 1, &d[i].threads, &err), &err);
     }
@@ -301,7 +301,7 @@ static void measure(const struct td_op_cases *o, const struct variant *v, const 
     struct td_device d = {0};
     struct td_error err;
     must_ok(v->backend->open(&d, 0, &err), &err);
-    d.scratch_stride = td_op_scratch(TD_MAX_HEADS, TD_MAX_HEADS, 4096);
+    d.scratch_stride = td_op_scratch(TD_MAX_HEADS, TD_MAX_HEADS, 4096, true);
     d.scratch = must(aligned_alloc(64, d.scratch_stride * threads));
     must_ok(td_threads_create(threads, &d.threads, &err), &err);
     run(&c, o, &d, ops, 1, TD_CASE_BENCH, 0.3);

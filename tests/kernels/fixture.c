@@ -77,7 +77,7 @@ struct td_matrix td_test_pack(const float *w, uint32_t rows, uint32_t cols) {
 }
 
 struct td_device td_test_device(uint32_t threads) {
-    struct td_device d = {.scratch_stride = td_op_scratch(64, 64, 4096)};
+    struct td_device d = {.scratch_stride = td_op_scratch(64, 64, 4096, true)};
     struct td_error err;
     assert_int_equal(td_threads_create(threads, &d.threads, &err), TD_OK);
     d.scratch = td_test_bytes(d.scratch_stride * threads);
