@@ -107,8 +107,9 @@ struct td_decode_action {
             uint64_t bytes;
             struct td_kv_ticket ticket;
             uint32_t n_prompt, first_block, n_blocks;
-            /* pages[i] takes page block first_block + i; when the slot's block is the last of these
-             * (index == page blocks of n_prompt) it goes to `slot`. Unchanged until UNPACKED. */
+            /* The sequence's pages from that of first_block on (td_kv_page_of_block); when the slot's
+             * block is the last of these (index == page blocks of n_prompt) it goes to `slot`.
+             * Unchanged until UNPACKED. */
             const uint32_t *pages;
             uint32_t slot;
         } unpack;

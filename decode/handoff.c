@@ -97,7 +97,8 @@ static void unpack(struct td_receiver *r, uint32_t peer, uint32_t i, const struc
     a->unpack.n_prompt = t->o.n_prompt;
     a->unpack.first_block = m->first_block;
     a->unpack.n_blocks = m->n_blocks;
-    a->unpack.pages = m->first_block < page_blocks ? t->o.pages + m->first_block : NULL;
+    a->unpack.pages =
+        m->first_block < page_blocks ? t->o.pages + (m->first_block >> r->o->split) : NULL;
     a->unpack.slot = t->o.slot;
     p->slab[m->slab] = (struct td_receiver_slab){true, i, m->ticket, m->first_block, m->n_blocks};
     p->unpacking++;

@@ -55,7 +55,7 @@ struct td_receiver_order {
     uint32_t n_prompt;
     uint32_t n_first; /* choices */
     uint64_t prompt_hash;
-    const uint32_t *pages; /* [page blocks at least] */
+    const uint32_t *pages; /* of the sequence: page blocks, 1 << split in each */
     uint32_t slot;
 };
 

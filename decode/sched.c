@@ -23,7 +23,7 @@ td_status td_decode_create(const struct td_decode_options *o, struct td_decode *
     d->o = *o;
     if (d->o.reserve_new == 0) d->o.reserve_new = TD_DECODE_RESERVE_NEW;
     d->next_owner = d->next_ticket = 1;
-    d->pages_per_seq = td_kv_page_blocks(o->max_context);
+    d->pages_per_seq = td_kv_pages(o->max_context, o->split);
     d->seq = calloc(o->slots, sizeof *d->seq);
     d->page_ids = calloc((size_t)o->slots * d->pages_per_seq, sizeof *d->page_ids);
     d->runs = calloc(o->slots, sizeof *d->runs);

@@ -40,6 +40,7 @@ struct td_decode_options {
     uint64_t numerics_id;
     bool mixed_numerics;               /* a prefill peer of another numerics id is let in */
     const struct td_kv_layout *layout; /* outlives the machine */
+    uint32_t split;                    /* a page has td_kv_page_tokens(split) tokens */
     uint32_t pages, slots;             /* of the engine; slots bounds the sequences */
     uint32_t max_context;              /* prompt and output of one sequence */
     uint32_t

@@ -37,8 +37,8 @@ td_status td_decode_plan(const struct td_decode *d, const struct td_msg_admit *m
         return td_fail(err, TD_TOO_LONG, "%u choices need as many slots, there are %u", n,
                        d->o.slots);
     /* What does not fit alone would be preempted for ever, what does not fit together never run. */
-    uint32_t all = td_kv_page_blocks((uint32_t)tokens);
-    uint32_t shared = n > 1 ? m->n_prompt / TD_KV_PAGE_TOKENS : 0;
+    uint32_t all = td_kv_pages((uint32_t)tokens, d->o.split);
+    uint32_t shared = n > 1 ? m->n_prompt / td_kv_page_tokens(d->o.split) : 0;
     uint32_t least = n > 1 ? shared + n : all;
     if (all > d->o.pages || least > d->o.pages)
         return td_fail(err, TD_TOO_LONG,
@@ -46,7 +46,7 @@ td_status td_decode_plan(const struct td_decode *d, const struct td_msg_admit *m
                        m->n_prompt, m->max_new, n, n == 1 ? "" : "s", all > least ? all : least,
                        d->o.pages);
     uint32_t extra = m->max_new < d->o.reserve_new ? m->max_new : d->o.reserve_new;
-    uint32_t each = td_kv_page_blocks(m->n_prompt + extra) - shared;
+    uint32_t each = td_kv_pages(m->n_prompt + extra, d->o.split) - shared;
     if (each > (d->o.pages - shared) / n) each = (d->o.pages - shared) / n;
     *ret = (struct plan){n, shared, each};
     uint32_t need = shared + n * each;
@@ -115,11 +115,12 @@ struct seq *td_decode_reserve(struct td_decode *d, const struct td_msg_admit *m,
 
 static void copy(struct td_decode *d, const struct seq *from, const struct seq *to) {
     struct td_decode_action *a = td_fifo_push(&d->actions);
-    uint32_t last = from->n_prompt / TD_KV_PAGE_TOKENS; /* the page written to next */
+    uint32_t each = td_kv_page_tokens(d->o.split);
+    uint32_t last = from->n_prompt / each; /* the page written to next */
     a->kind = TD_DECODE_COPY;
     a->copy.from_slot = from->slot;
     a->copy.to_slot = to->slot;
-    a->copy.page = from->n_prompt % TD_KV_PAGE_TOKENS != 0;
+    a->copy.page = from->n_prompt % each != 0;
     a->copy.from_page = td_seq_pages(d, from)[last];
     a->copy.to_page = td_seq_pages(d, to)[last];
 }

@@ -30,14 +30,14 @@ static bool pages_come_back(const struct td_decode *d) {
     return false;
 }
 
-static bool has_page(const struct seq *s) {
-    return s->pos / TD_KV_PAGE_TOKENS < s->n_pages;
+static bool has_page(const struct td_decode *d, const struct seq *s) {
+    return s->pos / td_kv_page_tokens(d->o.split) < s->n_pages;
 }
 
 /* A page for the next token. When there is none, the youngest sequence makes room, which may be
  * this one: then it is no longer RUNNING. */
 static void grow(struct td_decode *d, struct seq *s) {
-    while (s->state == RUNNING && !has_page(s)) {
+    while (s->state == RUNNING && !has_page(d, s)) {
         if (d->pages.count[TD_UNIT_FREE] == 0) {
             if (pages_come_back(d)) return;
             td_seq_fail(d, youngest(d), TD_PREEMPTED,
@@ -107,7 +107,7 @@ void td_decode_run(struct td_decode *d) {
         grow(d, &d->seq[i]);
     d->n_runs = d->n_samples = 0;
     for (uint32_t i = 0; i < d->o.slots; i++)
-        if (d->seq[i].state == RUNNING && has_page(&d->seq[i])) {
+        if (d->seq[i].state == RUNNING && has_page(d, &d->seq[i])) {
             sample(d, &d->seq[i], d->n_runs, d->seq[i].pos + 1, d->seq[i].last);
             add(d, &d->seq[i], 1, &d->seq[i].last, true);
         }

@@ -198,6 +198,7 @@ static td_status make_machine(struct td_decode_worker *w, uint32_t *ret_sends,
         .epoch = w->epoch,
         .numerics_id = w->engine.numerics_id,
         .layout = w->engine.layout,
+        .split = w->engine.split,
         .pages = w->engine.options.pages,
         .slots = w->engine.options.slots,
         .max_context = w->engine.options.max_context,
@@ -224,7 +225,8 @@ static void fill_hello(struct td_decode_worker *w) {
     snprintf(h->model, sizeof h->model, "%.63s", w->engine.model_name);
     /* What the whole pool holds is a limit as well: known in advance, it bounds answers without a
      * limit of their own and is told to clients in tokens. */
-    uint64_t pool = (uint64_t)w->engine.options.pages * TD_KV_PAGE_TOKENS;
+    h->page_tokens = td_kv_page_tokens(w->engine.split);
+    uint64_t pool = (uint64_t)w->engine.options.pages * h->page_tokens;
     h->max_context = w->engine.options.max_context;
     if (pool < h->max_context) h->max_context = (uint32_t)pool;
     h->max_running = h->slots = w->engine.options.slots;

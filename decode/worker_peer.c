@@ -198,9 +198,10 @@ static td_status unpack_blocks(struct td_decode_worker *w, const struct td_decod
             return td_fail(err, TD_CORRUPT, "block %u has %llu bytes, %llu are left", index,
                            (unsigned long long)len, (unsigned long long)left);
         if (index < page_blocks)
-            TD_TRY(td_engine_unpack_page(w->engine.engine, from, len, a->unpack.ticket,
-                                         a->unpack.n_prompt, index, a->unpack.pages[i],
-                                         &w->headers[i], err));
+            TD_TRY(td_engine_unpack_page(
+                w->engine.engine, from, len, a->unpack.ticket, a->unpack.n_prompt, index,
+                td_kv_page_of_block(a->unpack.pages, a->unpack.first_block, index, w->engine.split),
+                &w->headers[i], err));
         else
             TD_TRY(td_engine_unpack_slot(w->engine.engine, from, len, a->unpack.ticket,
                                          a->unpack.n_prompt, a->unpack.slot, &w->headers[i], err));

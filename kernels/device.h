@@ -152,7 +152,7 @@ struct td_backend {
 
     /* Ranks of one worker; NULL: this kind of device has none. join: from the thread of every rank,
      * all at once, after open and before anything is sealed; `words` is the most 32-bit words that
-     * a collective's buffer has. The collectives are queued in the step lane and may be recorded.
+     * are summed at once. The collectives are queued in the step lane and may be recorded.
      * What went wrong shows at the next wait. */
     td_status (*join)(struct td_device *d, size_t words, struct td_error *err);
     void (*leave)(

@@ -53,8 +53,7 @@ void td_engine_memory(const struct td_engine *e, struct td_engine_memory *ret) {
         greater(&ret->weights, r->packed->bytes);
         greater(&ret->index_workspace, r->index_bytes);
         greater(&ret->scratch, scratch);
-        if (!host && e->ranks > 1)
-            greater(&ret->collectives, td_join_bytes(e->ranks));
+        if (!host && e->ranks > 1) greater(&ret->collectives, td_join_bytes(e->ranks));
         if (r->graphs.n > ret->graphs) ret->graphs = r->graphs.n;
         if (r->graphs.launches > ret->graph_launches) ret->graph_launches = r->graphs.launches;
     }
@@ -72,6 +71,8 @@ static void set_batch(struct td_rank *r, uint32_t n, uint32_t runs, uint32_t max
     struct td_forward *f = &r->f;
     f->batch = (struct td_op_batch){.kv = &r->engine->layout,
                                     .pool = r->pool,
+                                    .split = r->engine->split,
+                                    .rank = r->engine->split ? r->f.device.rank : 0,
                                     .row = r->at.rows,
                                     .run = r->at.runs,
                                     .n = n,
@@ -105,7 +106,7 @@ static const struct td_run *keep_runs(struct td_engine *e, const struct td_run *
     uint32_t *pages = e->run_pages;
     for (uint32_t i = 0; i < n; i++) {
         struct td_run *r = &e->runs[i];
-        uint32_t n_pages = (runs[i].pos + runs[i].n + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+        uint32_t n_pages = td_kv_pages(runs[i].pos + runs[i].n, e->split);
         *r = runs[i];
         r->ids = memcpy(ids, runs[i].ids, r->n * sizeof *ids);
         r->pages = memcpy(pages, runs[i].pages, n_pages * sizeof *pages);
@@ -176,7 +177,7 @@ static td_status check_run(struct td_engine *e, const struct td_run *r, uint32_t
                        "run %u: positions: expected 1 or more inside a context "
                        "of %u, found %u from %u",
                        i, e->o.max_context, r->n, r->pos);
-    uint32_t pages = (r->pos + r->n + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+    uint32_t pages = td_kv_pages(r->pos + r->n, e->split);
     for (uint32_t p = 0; p < pages; p++)
         if (r->pages[p] >= e->o.pages)
             return td_fail(err, TD_INVALID, "run %u: page %u: expected an id below %u, found %u", i,
@@ -238,7 +239,7 @@ static void fill_batch(struct td_rank *rank, const struct td_run *runs, uint32_t
     f->wanted = 0;
     for (uint32_t i = 0; i < all; i++) {
         const struct td_run r = run_or_idle(runs, n_runs, i);
-        uint32_t pages = (r.pos + r.n + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+        uint32_t pages = td_kv_pages(r.pos + r.n, rank->engine->split);
         in->runs[i] = (struct td_op_run){.first = n,
                                          .n = r.n,
                                          .pos = r.pos,
@@ -350,9 +351,14 @@ void td_engine_unpin(struct td_engine *e, const void *memory) {
     if (e && !td_team_lost(e->team)) td_kv_staging_unpin(&e->stagings, memory);
 }
 
-/* All ranks have the same; in turn their links share the work. */
+/* Who has block `index`; where all ranks have all, in turn, so that their links share the work. */
 static struct td_kv_staging *packer(struct td_engine *e, uint32_t index) {
-    return e->stagings.rank[index % e->ranks];
+    return e->stagings.rank[e->split ? td_kv_page_rank(index, e->split) : index % e->ranks];
+}
+/* Who is to have page block `index`. */
+static struct td_kv_stagings takers(struct td_engine *e, uint32_t index) {
+    if (!e->split) return e->stagings;
+    return (struct td_kv_stagings){1, {packer(e, index)}};
 }
 
 td_status td_engine_pack_page(struct td_engine *e, uint32_t page, struct td_kv_ticket ticket,
@@ -375,7 +381,8 @@ td_status td_engine_unpack_page(struct td_engine *e, const void *block, size_t l
                                 struct td_kv_ticket ticket, uint32_t n, uint32_t index,
                                 uint32_t page, struct td_kv_block_header *ret_header,
                                 struct td_error *err) {
-    return td_kv_staging_unpack(&e->stagings, block, len, ticket, n, index,
+    const struct td_kv_stagings to = takers(e, index);
+    return td_kv_staging_unpack(&to, block, len, ticket, n, index,
                                 (struct td_kv_place){TD_KV_PAGE_BLOCK, page}, ret_header, err);
 }
 

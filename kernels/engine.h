@@ -14,6 +14,7 @@
 
 #include "common/base/config.h"
 #include "common/kv/layout.h"
+#include "common/kv/split.h"
 #include "common/kv/wire.h"
 #include "kernels/device.h"
 #include "kernels/model/model.h"
@@ -31,13 +32,14 @@ struct td_engine_options {
     bool score_bf16;        /* index scores rounded to bf16 before they are compared */
     uint32_t index_topk;    /* 1..2048 */
     uint32_t max_context;   /* tokens per sequence */
-    uint32_t pages, slots;  /* of the pool */
+    uint32_t pages, slots;  /* of the pool; a page has td_kv_page_tokens(td_engine_split) tokens */
     uint32_t max_tokens;    /* of one step, all runs together */
     uint32_t max_runs;      /* of one step */
     uint32_t threads;       /* of all ranks together */
     const struct td_backend *backend; /* NULL: the CPU */
     uint32_t ranks;                   /* 1 (or 0), 2, 4 or 8 that share the weights */
     uint32_t device[TD_MAX_RANKS];    /* which of the backend's */
+    bool kv_split;            /* ranks share entries and keys by position, else each has all */
     uint32_t collective_ms;   /* silence of the ranks after which a step has failed; 0: a minute */
     uint64_t force_ref;       /* td_ops_mask: ops taken from the reference table even where a faster
                                  one runs, to find a faulty one; on the CPU the same bits */
@@ -50,6 +52,14 @@ struct td_engine_options {
     void *
         slot_memory; /* slots * layout.slot_bytes; NULL: the engine takes its own. One rank alone */
 };
+
+/* Of common/kv/split.h: 1 << split ranks share the pages of a sequence. */
+static inline uint32_t td_engine_split(const struct td_engine_options *o) {
+    uint32_t split = 0;
+    while (o->kv_split && o->ranks > 1u << split)
+        split++;
+    return split;
+}
 
 /* The model that the configuration names: a checkpoint, or with load_format = random weights made
  * from a seed. */
@@ -80,8 +90,17 @@ TD_MUST_USE td_status td_engine_plan(const struct td_model *model,
                                      struct td_kv_layout *ret_layout, struct td_engine_memory *ret,
                                      struct td_error *err);
 
+/* Bytes that reach a rank from the others in a step of `rows` rows, at most max_tokens, by walking
+ * through the step without computing: what is gathered or changed hands comes once; of a sum of n
+ * values a rank receives a part of each other rank's terms and the other parts' sums. Nothing for
+ * one rank. As td_engine_plan. */
+TD_MUST_USE td_status td_engine_exchanged(const struct td_model *model,
+                                          const struct td_engine_options *o, uint32_t rows,
+                                          uint64_t *ret, struct td_error *err);
+
 const struct td_kv_layout *td_engine_layout(const struct td_engine *e);
-/* In the device's memory; of the first rank, whose bytes are those of all. */
+/* In the device's memory; of the first rank, whose bytes are those of all (of the pool: unless
+ * ranks share it). */
 void *td_engine_pool(struct td_engine *e);
 void *td_engine_slot(struct td_engine *e, uint32_t slot);
 /* What a sequence has in a slot, or in a page, for another one that goes on from the same tokens.
@@ -100,8 +119,10 @@ TD_MUST_USE td_status td_engine_pin(struct td_engine *e, void *memory, size_t by
 void td_engine_unpin(struct td_engine *e, const void *memory);
 
 /* Wire blocks of the engine's pages and slots: td_kv_pack_page and its kin of common/kv/wire.h,
- * wherever the pool lies. One thread at a time, which may be another than the one that steps: what
- * is packed or unpacked must not be part of a step under way. */
+ * wherever the pool lies. `page`: the host's page that block `index` is in; where ranks share the
+ * pages, the rank that has the block is the one that packs or takes it. One thread at a time, which
+ * may be another than the one that steps: what is packed or unpacked must not be part of a step
+ * under way. */
 TD_MUST_USE td_status td_engine_pack_page(struct td_engine *e, uint32_t page,
                                           struct td_kv_ticket ticket, uint32_t index,
                                           uint32_t tokens, void *dst, size_t cap, size_t *ret_len,
@@ -128,7 +149,7 @@ struct td_run {
     uint32_t slot;
     uint32_t pos, n;
     const int32_t *ids;    /* [n] */
-    const uint32_t *pages; /* [ceil((pos + n) / 256)] page ids, by absolute index */
+    const uint32_t *pages; /* [td_kv_pages(pos + n, split)] page ids, by absolute index */
     bool want_logits;      /* of the run's last token */
 };
 

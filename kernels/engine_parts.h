@@ -55,6 +55,7 @@ struct td_engine {
     struct td_rank rank[TD_MAX_RANKS];
     struct td_kv_stagings stagings; /* of the ranks */
     struct td_kv_layout layout;
+    uint32_t split; /* td_engine_split */
     void *shared; /* of the host, below */
     size_t shared_bytes;
     float *logits;       /* [max_runs, vocab]: each rank writes its tokens */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernels/engine_parts.h"
+#include "kernels/exchanged.h"
 
 /* A start may be silent for long: the system gives pages, a disk is slow, links are probed. */
 enum { START_SILENCE_MS = 600000, STEP_SILENCE_MS = 60000 };
@@ -72,7 +73,7 @@ static td_status init_layout(struct td_engine *e, struct td_error *err) {
 }
 
 static uint32_t context_pages(const struct td_engine *e) {
-    return (e->o.max_context + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+    return td_kv_pages(e->o.max_context, e->split);
 }
 
 static void plan_arrays(const struct td_engine *e, struct td_bump *b, struct step_arrays *a) {
@@ -125,7 +126,8 @@ static void plan_scratch(struct td_rank *r, struct td_bump *b) {
     if (e->o.index_topk > entries) entries = e->o.index_topk;
     if (d->backend->host) {
         d->threads = r->threads;
-        d->scratch_stride = td_op_scratch(r->packed->share.heads, m->index_heads, entries, false);
+        uint32_t heads = e->o.kv_split ? m->heads : r->packed->share.heads;
+        d->scratch_stride = td_op_scratch(heads, m->index_heads, entries, e->o.kv_split);
         d->scratch = td_bump_take(b, d->scratch_stride * (e->o.threads / e->ranks));
     }
     r->index_bytes =
@@ -200,10 +202,11 @@ static void name_numerics(struct td_engine *e) {
     char device[160];
     e->rank[0].f.device.backend->describe(&e->rank[0].f.device, device, sizeof device);
     snprintf(e->numerics, sizeof e->numerics,
-             "%s; activations fp32%s; rows %s; keys %s%s; scores %s; topk %u; shards %u; %s",
+             "%s; activations fp32%s; rows %s; keys %s%s; scores %s; topk %u; shards %u%s; %s",
              e->o.ref ? "ref" : "plain", e->o.nvfp4_activations ? ", nvfp4 in experts" : "",
              row[e->o.row_dtype], key[e->o.key_dtype], e->o.index_sim4 ? " after sim4" : "",
-             e->o.score_bf16 ? "bf16" : "fp32", e->o.index_topk, e->model->config.o_groups, device);
+             e->o.score_bf16 ? "bf16" : "fp32", e->o.index_topk, e->model->config.o_groups,
+             e->o.kv_split ? "; entries in 8 parts" : "", device);
     /* On the CPU forced ops have the same bits, so there they are shown but not hashed. */
     if (e->rank[0].f.device.backend->host) e->numerics_id = hash_text(e->numerics);
     if (e->o.force_ref) {
@@ -216,6 +219,18 @@ static void name_numerics(struct td_engine *e) {
 }
 
 /* ---- ranks ---- */
+
+/* Not every kind of device has what ranks take to share entries. */
+static td_status check_split(const struct td_engine *e, const struct td_backend *b,
+                             const struct td_ops *ops, struct td_error *err) {
+#define HAS(op) &&ops->op
+    if (!e->o.kv_split || ((b->all_to_all || e->ranks == 1) TD_OPS_SPLIT(HAS))) return TD_OK;
+#undef HAS
+    return td_fail(
+        err, TD_UNSUPPORTED,
+        "kv_layout = split: devices of kind %s have no kernels for it, expected replicate",
+        b->name);
+}
 
 /* In the rank's thread, as everything that takes its memory: what is first touched there lies near.
  */
@@ -232,6 +247,7 @@ static td_status open_rank(void *arg, uint32_t rank, struct td_error *err) {
         r->ops = *e->o.ops;
     else
         TD_TRY(b->ops(d, e->o.force_ref, &r->ops, err));
+    TD_TRY(check_split(e, b, &r->ops, err));
     return b->host ? td_threads_create(e->o.threads / e->ranks, &r->threads, err) : TD_OK;
 }
 
@@ -289,6 +305,7 @@ static td_status new_engine(const struct td_model *model, const struct td_engine
     e->model = model;
     e->o = *o;
     e->ranks = e->stagings.n = o->ranks ? o->ranks : 1;
+    e->split = td_engine_split(o);
     for (uint32_t i = 0; i < e->ranks; i++) {
         struct td_rank *r = &e->rank[i];
         struct td_forward *f = &r->f;
@@ -296,6 +313,7 @@ static td_status new_engine(const struct td_model *model, const struct td_engine
         e->stagings.rank[i] = &r->staging;
         f->ops = &r->ops;
         f->topk = o->index_topk;
+        f->split = o->kv_split;
         f->ref = o->ref;
         f->nvfp4 = o->nvfp4_activations;
         f->sim4 = o->index_sim4;
@@ -340,21 +358,46 @@ destroy:
     return st;
 }
 
+/* All ranks, counted; to be ended by end_plan. */
+static td_status plan_ranks(const struct td_model *model, const struct td_engine_options *o,
+                            struct td_engine **ret, struct td_error *err) {
+    TD_TRY(new_engine(model, o, ret, err));
+    for (uint32_t i = 0; i < (*ret)->ranks; i++)
+        TD_TRY(plan_rank(&(*ret)->rank[i], err));
+    return TD_OK;
+}
+
+static void end_plan(struct td_engine *e) {
+    for (uint32_t i = 0; e && i < e->ranks; i++)
+        td_packed_destroy(e->rank[i].packed);
+    free(e);
+}
+
 td_status td_engine_plan(const struct td_model *model, const struct td_engine_options *o,
                          struct td_kv_layout *ret_layout, struct td_engine_memory *ret,
                          struct td_error *err) {
     struct td_engine *e = NULL;
-    TD_TRY(new_engine(model, o, &e, err));
-    td_status st = TD_OK;
-    for (uint32_t i = 0; i < e->ranks && st == TD_OK; i++)
-        st = plan_rank(&e->rank[i], err);
+    td_status st = plan_ranks(model, o, &e, err);
     if (st == TD_OK) {
         td_engine_memory(e, ret);
         *ret_layout = e->layout;
     }
-    for (uint32_t i = 0; i < e->ranks; i++)
-        td_packed_destroy(e->rank[i].packed);
-    free(e);
+    end_plan(e);
+    return st;
+}
+
+td_status td_engine_exchanged(const struct td_model *model, const struct td_engine_options *o,
+                              uint32_t rows, uint64_t *ret, struct td_error *err) {
+    struct td_engine *e = NULL;
+    td_status st = plan_ranks(model, o, &e, err);
+    if (st == TD_OK) {
+        struct td_rank *r = &e->rank[0];
+        struct td_bump nowhere = {(uint8_t *)256, 0}; /* addresses that nobody follows */
+        td_forward_plan(&r->f, &nowhere, o->max_tokens, o->max_runs, &e->layout);
+        r->f.batch = (struct td_op_batch){.kv = &e->layout, .n = rows, .split = e->split};
+        *ret = td_forward_exchanged(&r->f);
+    }
+    end_plan(e);
     return st;
 }
 

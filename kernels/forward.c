@@ -12,10 +12,9 @@
 
 #define OP(f, op, ...) CALL(f, op, (&(const struct td_##op##_args){__VA_ARGS__}))
 #define CALL(f, op, args) (goes(f, #op) ? (f)->ops->op(&(f)->device, args) : (void)0)
-#define MEET(f, op, ...)                                                                           \
-    (goes(f, #op)                                                                                  \
-         ? (f)->device.backend->op(&(f)->device, &(const struct td_##op##_args){__VA_ARGS__})      \
-         : (void)0)
+#define MEET(f, op, ...) CALL_MEET(f, op, (&(const struct td_##op##_args){__VA_ARGS__}))
+#define CALL_MEET(f, op, args)                                                                     \
+    (goes(f, #op) ? (f)->device.backend->op(&(f)->device, args) : (void)0)
 
 /* Rows from which on ranks divide the indexer's queries among them. A row reads all keys of its
  * sequence, 1.5 us for 32K tokens and 5.8 us for 128K on an RTX PRO 6000, and dividing costs a
@@ -141,7 +140,7 @@ struct rows {
 };
 static struct rows index_rows(const struct td_forward *f) {
     uint32_t n = f->batch.n, rank = f->device.rank, ranks = f->device.ranks;
-    if (ranks < 2 || n < SPLIT_ROWS) return (struct rows){0, n};
+    if (ranks < 2 || f->split || n < SPLIT_ROWS) return (struct rows){0, n}; /* split: by key */
     uint32_t first = n * rank / ranks;
     return (struct rows){first, n * (rank + 1) / ranks - first};
 }
@@ -170,25 +169,100 @@ static void compress(const struct td_forward *f, uint32_t layer, enum td_kv_fami
        .sim8 = f->ref, .hadamard = f->ref, .sim4 = f->sim4);
 }
 
-/* iq, iw, keys -> selected: of the rank's rows, then of all. */
+/* Rows of the step from `first` on that ranks deal with together. */
+static struct rows slice(const struct td_forward *f, uint32_t first) {
+    uint32_t left = f->batch.n - first;
+    return (struct rows){first, left < TD_SLICE_ROWS ? left : TD_SLICE_ROWS};
+}
+
+/* `candidate`: where those go, or NULL: selected is wanted. */
+static void choose(const struct td_forward *f, uint32_t layer, struct rows r, uint64_t *candidate) {
+    const struct td_forward_buffers *s = &f->s;
+    uint32_t heads = config(f)->index_heads;
+    float scale = (float)(1.0 / (sqrt((double)TD_INDEX_DIM) * sqrt((double)heads)));
+    OP(f, index, .batch = &f->batch, .layer = layer, .first = r.first, .rows = r.n, .q = s->iq,
+       .wt = s->iw, .wt_scale = scale, .heads = heads, .topk = f->topk, .score_bf16 = f->score_bf16,
+       .selected = s->selected, .candidate = candidate, .workspace = s->index);
+}
+
+/* Each rank looks through its keys; what they find together is chosen by all. */
+static void choose_together(const struct td_forward *f, uint32_t layer) {
+    const struct td_forward_buffers *s = &f->s;
+    uint32_t ranks = f->device.ranks;
+    for (struct rows r = slice(f, 0); r.n > 0; r = slice(f, r.first + r.n)) {
+        size_t own = (size_t)r.n * f->topk;
+        struct td_all_gather_args all = {.buffer = s->candidates};
+        for (uint32_t i = 0; i <= ranks; i++)
+            all.at[i] = i * own * sizeof *s->candidates;
+        choose(f, layer, r, s->candidates + f->device.rank * own);
+        CALL_MEET(f, all_gather, &all);
+        OP(f, index_merge, .batch = &f->batch, .first = r.first, .rows = r.n, .ranks = ranks,
+           .topk = f->topk, .candidate = s->candidates, .selected = s->selected);
+    }
+}
+
+/* Each rank chooses for its rows from all keys, and tells the others. */
+static void choose_rows(const struct td_forward *f, uint32_t layer, struct rows own) {
+    const struct td_forward_buffers *s = &f->s;
+    uint32_t ranks = f->device.ranks;
+    choose(f, layer, own, NULL);
+    if (own.n == f->batch.n) return;
+    struct td_all_gather_args all = {.buffer = s->selected};
+    for (uint32_t r = 0; r <= ranks; r++)
+        all.at[r] = (size_t)(f->batch.n * r / ranks) * f->topk * sizeof *s->selected;
+    CALL_MEET(f, all_gather, &all);
+}
+
+/* iq, iw, keys -> selected. */
 static void index_select(const struct td_forward *f, uint32_t layer) {
     const struct td_forward_buffers *s = &f->s;
-    uint32_t heads = config(f)->index_heads, ranks = f->device.ranks;
+    uint32_t heads = config(f)->index_heads;
     struct rows own = index_rows(f);
     float *q = s->iq + (size_t)own.first * heads * TD_INDEX_DIM;
     OP(f, rope, .x = q, .cs = s->cs[1] + (size_t)own.first * TD_ROPE_DIM, .n = own.n,
        .heads = heads, .dim = TD_INDEX_DIM);
     if (f->ref || f->sim4)
         OP(f, index_query, .q = q, .n = own.n, .heads = heads, .hadamard = f->ref, .sim4 = f->sim4);
-    float scale = (float)(1.0 / (sqrt((double)TD_INDEX_DIM) * sqrt((double)heads)));
-    OP(f, index, .batch = &f->batch, .layer = layer, .first = own.first, .rows = own.n, .q = s->iq,
-       .wt = s->iw, .wt_scale = scale, .heads = heads, .topk = f->topk, .score_bf16 = f->score_bf16,
-       .selected = s->selected, .workspace = s->index);
-    if (own.n == f->batch.n) return;
-    struct td_all_gather_args all = {.buffer = s->selected};
-    for (uint32_t r = 0; r <= ranks; r++)
-        all.at[r] = (size_t)(f->batch.n * r / ranks) * f->topk * sizeof *s->selected;
-    if (goes(f, "all_gather")) f->device.backend->all_gather(&f->device, &all);
+    if (f->split && f->device.ranks > 1)
+        choose_together(f, layer);
+    else
+        choose_rows(f, layer, own);
+}
+
+/* The entries' part of all heads, of those that this rank has, for a slice of rows; then the ranks'
+ * parts of this rank's heads, merged with the window's. */
+static void attend_entries(const struct td_forward *f, uint32_t layer, struct rows r) {
+    const struct td_forward_buffers *s = &f->s;
+    uint32_t ranks = f->device.ranks, heads = share(f)->heads;
+    size_t values = (size_t)r.n * heads * TD_HEAD_DIM;
+    const float *q = s->q + (size_t)r.first * heads * TD_HEAD_DIM;
+    if (ranks > 1) {
+        struct td_all_gather_args all = {.buffer = s->all_q, .own = q};
+        for (uint32_t i = 0; i <= ranks; i++)
+            all.at[i] = i * values * sizeof *q;
+        CALL_MEET(f, all_gather, &all);
+        q = s->all_q;
+    }
+    OP(f, attend_part, .batch = &f->batch, .layer = layer, .first = r.first, .rows = r.n,
+       .ranks = ranks, .heads = heads, .q = q, .selected = s->selected, .topk = f->topk,
+       .part = s->part);
+    if (ranks > 1)
+        MEET(f, all_to_all, .x = s->part, .y = s->parts,
+             .bytes = td_attend_part_floats(r.n, heads) * sizeof *s->part);
+    OP(f, attend_merge, .first = r.first, .rows = r.n, .ranks = ranks, .heads = heads,
+       .part = s->parts, .ml = s->ml, .o = s->o);
+}
+
+/* q, kv, entries -> o. */
+static void attend(const struct td_forward *f, uint32_t layer, const struct td_packed_layer *l) {
+    const struct td_forward_buffers *s = &f->s;
+    bool parts = f->split && l->kind != TD_LAYER_SWA;
+    OP(f, attend, .batch = &f->batch, .layer = layer, .heads = share(f)->heads, .q = s->q,
+       .rows = s->rows, .sink = l->sink, .selected = l->kind == TD_LAYER_CSA ? s->selected : NULL,
+       .topk = f->topk, .o = s->o, .ml = parts ? s->ml : NULL);
+    if (!parts) return;
+    for (struct rows r = slice(f, 0); r.n > 0; r = slice(f, r.first + r.n))
+        attend_entries(f, layer, r);
 }
 
 /* Rows of z as products take them: values are rounded in groups of 128, which may span output
@@ -350,9 +424,7 @@ static void attention(const struct td_forward *f, uint32_t i, const struct td_pa
         compress(f, i, TD_KV_INDEX, &l->index_comp, s->iu, s->ig);
         index_select(f, i);                              /* iq, iw, keys -> selected         */
     }
-    OP(f, attend, .batch = &f->batch, .layer = i, .heads = heads, .q = s->q, .rows = s->rows,
-       .sink = l->sink, .selected = l->kind == TD_LAYER_CSA ? s->selected : NULL,
-       .topk = f->topk, .o = s->o);
+    attend(f, i, l);                                     /* q, kv, entries -> o              */
     OP(f, ring_write, .batch = &f->batch, .layer = i, .rows = s->rows);
     rope(f, l, s->o, heads, TD_HEAD_DIM, true);
     output(f, l);                                        /* o -> attn_out                    */
@@ -396,6 +468,20 @@ static bool merges_z(const struct td_forward *f) {
     return f->ref && f->device.ranks > 1 && share(f)->groups * config(f)->o_lora_rank % TD_BLOCK;
 }
 
+/* What ranks that share the entries tell each other. */
+static void plan_split(struct td_forward *f, struct td_bump *b, uint32_t max_rows) {
+    struct td_forward_buffers *s = &f->s;
+    uint32_t heads = share(f)->heads, ranks = f->device.ranks;
+    uint32_t rows = max_rows < TD_SLICE_ROWS ? max_rows : TD_SLICE_ROWS;
+    size_t part = ranks * td_attend_part_floats(rows, heads) * sizeof *s->part;
+    s->ml = td_bump_take(b, (size_t)max_rows * heads * 2 * sizeof *s->ml);
+    s->part = s->parts = td_bump_take(b, part);
+    if (ranks == 1) return;
+    s->parts = td_bump_take(b, part);
+    s->all_q = td_bump_take(b, (size_t)ranks * rows * heads * TD_HEAD_DIM * sizeof *s->all_q);
+    s->candidates = td_bump_take(b, (size_t)ranks * rows * f->topk * sizeof *s->candidates);
+}
+
 void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
                      uint32_t max_wanted, const struct td_kv_layout *kv) {
     const struct td_model_config *c = config(f);
@@ -420,6 +506,7 @@ void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
     s->qr = FLOATS(n * c->q_lora_rank);
     s->q = FLOATS(n * own->heads * TD_HEAD_DIM);
     s->o = FLOATS(n * own->heads * TD_HEAD_DIM);
+    if (f->split) plan_split(f, b, max_rows);
     s->kv = FLOATS(n * TD_HEAD_DIM);
     s->rows = td_bump_take(b, n * kv->row_bytes);
     s->u = FLOATS(n * TD_KV_CSA_STATE_DIM);

@@ -140,7 +140,7 @@ size_t td_op_scratch(uint32_t heads, uint32_t index_heads, uint32_t max_entries,
     size_t rows = (size_t)TD_ATTEND_BLOCKS * TD_BLOCK + TD_ATTEND_SPAN;
     size_t attend = rows * TD_ATTEND_ROW + TD_HEAD_DIM * lanes + set * queries + TD_ATTEND_DOTS +
                     (size_t)TD_ATTEND_SPAN * TD_HEAD_DIM;
-    if (split) attend += (TD_KV_MAX_SPLIT + 1) * lanes * (TD_HEAD_DIM + 2);
+    if (split) attend += (TD_KV_MAX_SPLIT + 1) * lanes * (TD_HEAD_DIM + 2) + set;
     size_t index =
         (size_t)TD_INDEX_KEYS * TD_INDEX_DIM + 12 * (size_t)TD_INDEX_ROWS * td_lanes(index_heads);
     return round64((attend > index ? attend : index) * sizeof(float));

@@ -91,6 +91,7 @@ td_status td_engine_options_from(const struct td_config *c, const struct td_mode
     struct td_engine_options o = {0};
     TD_TRY(td_backend_find(c->device, c->tp, &o.backend, o.device, err));
     o.ranks = (uint32_t)c->tp;
+    o.kv_split = c->kv_layout == TD_LAYOUT_SPLIT;
     o.collective_ms = (uint32_t)c->collective_timeout_ms;
     TD_TRY(td_ops_mask(c->force_ref, &o.force_ref, err));
     o.ref = c->numerics == TD_NUMERICS_REF || (c->numerics == TD_NUMERICS_AUTO && m->quantised);
@@ -114,7 +115,7 @@ td_status td_engine_options_from(const struct td_config *c, const struct td_mode
             err, TD_CONFIG,
             "max_context: expected at least 2, a prompt's token and an answer's, found %u",
             o.max_context);
-    uint64_t context_pages = ((uint64_t)o.max_context + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+    uint32_t context_pages = td_kv_pages(o.max_context, td_engine_split(&o));
     o.pages = (uint32_t)(c->pool_pages ? c->pool_pages : 2 * context_pages);
     o.slots = (uint32_t)c->max_running;
     o.max_runs = o.slots;

@@ -69,6 +69,7 @@ td_status td_worker_engine_open(struct td_worker_engine *w, struct td_config *c,
     TD_TRY_GOTO(td_worker_plan_card(w->model, c, &w->options, err), close);
     TD_TRY_GOTO(td_engine_create(w->model, &w->options, &w->engine, err), close);
     w->layout = td_engine_layout(w->engine);
+    w->split = td_engine_split(&w->options);
     w->numerics = td_engine_numerics(w->engine, &w->numerics_id);
     TD_TRY_GOTO(open_samplers(w, c, err), close);
     uint32_t samples = w->options.slots > TD_CHOICES_MAX ? w->options.slots : TD_CHOICES_MAX;

@@ -11,6 +11,7 @@ struct td_worker_engine {
     struct td_engine *engine;
     struct td_engine_options options;
     const struct td_kv_layout *layout; /* the engine's */
+    uint32_t split;                    /* td_engine_split of the options */
     const char *numerics;              /* one line */
     uint64_t numerics_id;
     char model_name[TD_CONFIG_STRING_MAX];

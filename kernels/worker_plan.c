@@ -104,7 +104,7 @@ void td_worker_plan_text(const struct td_worker_plan *p, char *buf, size_t cap) 
 }
 
 uint32_t td_worker_plan_sequences(const struct td_worker_plan *p, uint32_t tokens) {
-    uint32_t fit = p->options.pages / td_kv_page_blocks(tokens);
+    uint32_t fit = p->options.pages / td_kv_pages(tokens, td_engine_split(&p->options));
     return fit < p->options.slots ? fit : p->options.slots;
 }
 
@@ -149,7 +149,7 @@ static uint64_t budget(const struct td_worker_plan *p) {
 }
 
 static uint32_t context_pages(const struct td_worker_plan *p) {
-    return td_kv_page_blocks(p->options.max_context);
+    return td_kv_pages(p->options.max_context, td_engine_split(&p->options));
 }
 
 /* As many pages as fit beside `slots` slots; 0 when not even one does. *p is planned with them. */
@@ -194,14 +194,14 @@ static td_status longest_context(const struct asked *a, const struct td_worker_p
                                  uint32_t pages, uint32_t *ret, struct td_error *err) {
     struct td_engine_options o = *a->options;
     const struct asked shorter = {a->model, &o};
-    uint32_t before;
+    uint32_t before, each = td_kv_page_tokens(td_engine_split(&o));
     do {
         struct td_worker_plan try = *p;
         before = pages;
-        o.max_context = pages * TD_KV_PAGE_TOKENS;
+        o.max_context = pages * each;
         TD_TRY(fill_pool(&shorter, p->options.slots, &try, &pages, err));
     } while (pages > before);
-    *ret = pages * TD_KV_PAGE_TOKENS;
+    *ret = pages * each;
     return TD_OK;
 }
 

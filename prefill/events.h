@@ -92,8 +92,8 @@ struct td_prefill_action {
             uint32_t send_slab;
             struct td_kv_ticket ticket;
             uint32_t n_prompt, first_block, n_blocks;
-            /* pages[i] holds page block first_block + i. slot_block: the only block is the slot's
-             * and `slot` is meant. Both unchanged until PACKED. */
+            /* The sequence's pages from that of first_block on (td_kv_page_of_block). slot_block: the
+             * only block is the slot's and `slot` is meant. Both unchanged until PACKED. */
             const uint32_t *pages;
             bool slot_block;
             uint32_t slot;

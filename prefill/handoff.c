@@ -277,7 +277,7 @@ static void pack(struct td_sender *s, uint32_t i, uint32_t k, uint32_t landing) 
     a->pack.n_prompt = t->o.n_prompt;
     a->pack.first_block = t->packed;
     a->pack.n_blocks = n;
-    a->pack.pages = slot ? NULL : t->o.pages + t->packed;
+    a->pack.pages = slot ? NULL : t->o.pages + (t->packed >> s->o->split);
     a->pack.slot_block = slot;
     a->pack.slot = t->o.slot;
     a->pack.epoch = p->epoch;

@@ -91,7 +91,7 @@ struct td_sender_order {
     uint32_t n_prompt;
     uint32_t n_first; /* choices */
     uint64_t prompt_hash, seed;
-    const uint32_t *pages; /* [page blocks] */
+    const uint32_t *pages; /* of the sequence: page blocks, 1 << split in each */
     uint32_t slot;
 };
 

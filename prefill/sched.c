@@ -66,7 +66,7 @@ td_status td_prefill_create(const struct td_prefill_options *o, struct td_prefil
     if (p == NULL) return td_fail(err, TD_NO_MEMORY, "prefill scheduler: out of memory");
     p->o = *o;
     p->next_owner = 1;
-    p->pages_per_request = td_kv_page_blocks(o->max_context);
+    p->pages_per_request = td_kv_pages(o->max_context, o->split);
     p->task = calloc(o->max_requests, sizeof *p->task);
     p->page_ids = calloc((size_t)o->slots * p->pages_per_request, sizeof *p->page_ids);
     td_status st = TD_NO_MEMORY;
@@ -190,11 +190,11 @@ static td_status admissible(const struct td_prefill *p, const struct td_msg_pref
                  "an empty prompt, no output wanted, too many choices, or a bad address");
         return TD_INVALID;
     }
-    if (tokens > p->o.max_context || td_kv_page_blocks(m->n_prompt) > p->o.pages) {
+    if (tokens > p->o.max_context || td_kv_pages(m->n_prompt, p->o.split) > p->o.pages) {
         snprintf(text, TD_TEXT_MAX,
                  "%u prompt and %u output tokens: at most %u, with prompts of at most %llu",
                  m->n_prompt, m->max_new, p->o.max_context,
-                 (unsigned long long)p->o.pages * TD_KV_PAGE_TOKENS);
+                 (unsigned long long)p->o.pages * td_kv_page_tokens(p->o.split));
         return TD_TOO_LONG;
     }
     return TD_OK;
@@ -287,7 +287,7 @@ static void router_down(struct td_prefill *p) {
 static bool begin(struct td_prefill *p) {
     if (p->computing != NULL || td_list_empty(&p->waiting)) return false;
     struct task *t = TD_CONTAINER(p->waiting.next, struct task, link);
-    uint32_t need = td_kv_page_blocks(t->n_prompt);
+    uint32_t need = td_kv_pages(t->n_prompt, p->o.split);
     if (p->pages.count[TD_UNIT_FREE] < need || p->slots.count[TD_UNIT_FREE] == 0) return false;
     td_status a = td_ledger_take(&p->slots, t->owner, 1, &t->slot, NULL);
     td_status b = td_ledger_take(&p->pages, t->owner, need, pages_of(p, t), NULL);
@@ -303,7 +303,7 @@ static bool begin(struct td_prefill *p) {
     return true;
 }
 
-/* Chunks end on multiples of a page, except the last and those of a chunk size below a page. */
+/* Chunks end on multiples of a wire block, except the last and those of a chunk size below that. */
 static uint32_t chunk(uint32_t at, uint32_t n, uint32_t most) {
     if (n - at <= most) return n - at;
     uint32_t end = (at + most) / TD_KV_PAGE_TOKENS * TD_KV_PAGE_TOKENS;

@@ -20,6 +20,7 @@ struct td_prefill_options {
     uint64_t epoch; /* ours, random */
     uint64_t numerics_id;
     const struct td_kv_layout *layout; /* outlives the machine */
+    uint32_t split;                    /* a page has td_kv_page_tokens(split) tokens */
     uint32_t pages, slots;             /* of the engine */
     uint32_t max_context;              /* prompt tokens and output, of one request */
     uint32_t max_requests;             /* waiting ones included; more are refused with BUSY */

@@ -189,6 +189,7 @@ static td_status make_machine(struct td_prefill_worker *w, uint32_t *ret_sends,
         .epoch = w->epoch,
         .numerics_id = w->engine.numerics_id,
         .layout = w->engine.layout,
+        .split = w->engine.split,
         .pages = w->engine.options.pages,
         .slots = w->engine.options.slots,
         .max_context = w->engine.options.max_context,
@@ -214,7 +215,8 @@ static void fill_hello(struct td_prefill_worker *w) {
     snprintf(h->numerics, sizeof h->numerics, "%s", w->engine.numerics);
     snprintf(h->model, sizeof h->model, "%.63s", w->engine.model_name);
     /* As decode does: a preempted sequence is prefilled again with its answer. */
-    uint64_t pool = (uint64_t)w->engine.options.pages * TD_KV_PAGE_TOKENS;
+    h->page_tokens = td_kv_page_tokens(w->engine.split);
+    uint64_t pool = (uint64_t)w->engine.options.pages * h->page_tokens;
     h->max_context = w->engine.options.max_context;
     if (pool < h->max_context) h->max_context = (uint32_t)pool;
     h->max_running = h->slots = w->engine.options.slots;

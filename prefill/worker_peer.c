@@ -170,12 +170,15 @@ static td_status pack_blocks(struct td_prefill_worker *w, const struct td_prefil
     for (uint32_t i = 0; i < a->pack.n_blocks; i++, used += len) {
         uint32_t index = a->pack.first_block + i;
         size_t room = (size_t)a->pack.room - used;
+        uint32_t page = a->pack.slot_block ? 0
+                                           : td_kv_page_of_block(a->pack.pages, a->pack.first_block,
+                                                                 index, w->engine.split);
         if (a->pack.slot_block)
             TD_TRY(td_engine_pack_slot(w->engine.engine, a->pack.slot, a->pack.ticket,
                                        a->pack.n_prompt, to + used, room, &len, &w->headers[i],
                                        err));
         else
-            TD_TRY(td_engine_pack_page(w->engine.engine, a->pack.pages[i], a->pack.ticket, index,
+            TD_TRY(td_engine_pack_page(w->engine.engine, page, a->pack.ticket, index,
                                        td_kv_block_tokens(a->pack.n_prompt, index), to + used, room,
                                        &len, &w->headers[i], err));
     }

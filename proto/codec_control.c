@@ -60,6 +60,7 @@ static void pack_hello(struct td_pack *p, const struct td_msg_hello *m) {
     b->pages = m->pages;
     b->slots = m->slots;
     b->selection_max = m->selection_max;
+    b->page_tokens = m->page_tokens;
     b->xfer_address.data = (uint8_t *)m->xfer_address;
     b->xfer_address.len = m->xfer_address_len;
     b->xfer_number = m->xfer_number;
@@ -309,6 +310,7 @@ static td_status unpack_hello(const TdPb__Hello *b, struct td_msg_hello *m, stru
     m->pages = b->pages;
     m->slots = b->slots;
     m->selection_max = b->selection_max;
+    m->page_tokens = b->page_tokens;
     m->xfer_address = b->xfer_address.data;
     m->xfer_address_len = b->xfer_address.len;
     m->xfer_number = b->xfer_number;

@@ -82,6 +82,7 @@ struct td_msg_hello {
     uint32_t max_context;        /* prompt + output, tokens */
     uint32_t max_running;        /* sequences */
     uint32_t pages, slots;       /* capacity */
+    uint32_t page_tokens;        /* of a page; 0: 256 */
     uint32_t selection_max;      /* entries of one token's selection, all layers together */
     const uint8_t *xfer_address; /* decode: where prefill dials */
     size_t xfer_address_len;

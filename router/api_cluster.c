@@ -119,6 +119,7 @@ static void write_worker(struct td_json_out *w, const struct td_serve *s,
     number(w, "max_context", k->max_context);
     number(w, "max_running", k->max_running);
     number(w, "pages", k->pages);
+    number(w, "page_tokens", k->page_tokens);
     number(w, "slots", k->slots);
     flag(w, "draining", k->draining);
     flag(w, "cooling", k->cool.until_ns > now);

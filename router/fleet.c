@@ -160,6 +160,7 @@ void td_fleet_join(struct td_fleet *f, uint64_t now_ns, const struct td_msg_hell
         .max_context = h->max_context,
         .max_running = h->max_running,
         .pages = h->pages,
+        .page_tokens = h->page_tokens ? h->page_tokens : TD_KV_PAGE_TOKENS,
         .slots = h->slots,
         .selection_max = h->selection_max,
         .xfer_address_len = h->xfer_address_len,
@@ -323,7 +324,7 @@ uint32_t td_fleet_pair_limit(const struct td_fleet *f, struct td_pair pair) {
 /* Choices a pair can hold, up to `most`. As decode admits them (decode/sched.h). */
 static uint32_t held(const struct td_fleet_worker *p, const struct td_fleet_worker *d,
                      struct td_fleet_need need, uint32_t most) {
-    uint32_t n = most, shared = need.n_prompt / TD_KV_PAGE_TOKENS;
+    uint32_t n = most, shared = need.n_prompt / d->page_tokens;
     if (pair_limit(p, d) < (uint64_t)need.n_prompt + need.max_new) return 0;
     if (n > d->slots) n = d->slots;
     if (n > 1 && shared + n > d->pages) n = d->pages > shared ? d->pages - shared : 1;

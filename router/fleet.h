@@ -47,7 +47,7 @@ struct td_fleet_worker {
     enum td_role role;
     char name[TD_NAME_MAX], model[TD_NAME_MAX], numerics[TD_TEXT_MAX];
     uint64_t pid, fingerprint, numerics_id;
-    uint32_t max_context, max_running, pages, slots;
+    uint32_t max_context, max_running, pages, page_tokens, slots;
     uint32_t selection_max; /* entries of one token's selection */
     uint8_t xfer_address[TD_MSG_ADDRESS_MAX];
     size_t xfer_address_len;

@@ -109,7 +109,7 @@ static void per_worker(struct td_json_out *w, const struct td_metrics_gauges *g,
     X(queued_tokens, "tandem_worker_queued_tokens", "gauge", "Prompt tokens not yet computed.")    \
     X(free_slots, "tandem_worker_free_slots", "gauge", "Slots without an owner.")                  \
     X(slots_owned, "tandem_worker_slots_owned", "gauge", "Slots that sequences own.")              \
-    X(free_pages, "tandem_worker_free_pages", "gauge", "Pages of 256 tokens without an owner.")    \
+    X(free_pages, "tandem_worker_free_pages", "gauge", "Pages without an owner.")    \
     X(pages_owned, "tandem_worker_pages_owned", "gauge", "Pages that sequences own.")              \
     X(pages_shared, "tandem_worker_pages_shared", "gauge",                                         \
       "Of these, pages that several choices of one request hold, counted once.")                   \

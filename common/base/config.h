@@ -31,11 +31,12 @@ enum { TD_CONFIG_STRING_MAX = 256 };
     X("nvfp4_activations", nvfp4_activations, B, 0, 0, 0, "FP4 rounding of what NVFP4 experts multiply, by the checkpoint's input_scale; needs numerics ref") \
     X("score_dtype", score_dtype, E, 0, 0, "fp32|bf16", "index scores")                            \
     X("kv_dtype", kv_dtype, E, 0, 0, "auto|bf16|fp8|fp32", "how window and compressed rows are stored") \
+    X("kv_layout", kv_layout, E, 0, 0, "replicate|split", "entries and indexer keys of a worker's ranks: all on each, or shared by position; other bits, so for a pair the same") \
     X("index_topk", index_topk, U, 0, 0, 2048, "entries per query in CSA layers; 0: the checkpoint's") \
     X("force_ref", force_ref, S, "", 0, 0, "ops taken from the reference table: names, or all")     \
     X("max_context", max_context, U, 0, 0, 1048576, "tokens per sequence; 0: the checkpoint's limit") \
     X("max_running", max_running, U, 16, 1, 1024, "sequences with a slot")                         \
-    X("pool_pages", pool_pages, U, 0, 0, 1u << 24, "pages of 256 tokens; 0: what mem_fraction leaves, on the CPU two full contexts' worth") \
+    X("pool_pages", pool_pages, U, 0, 0, 1u << 24, "pages of 256 tokens, of 256 x tp with kv_layout = split; 0: what mem_fraction leaves, on the CPU two full contexts' worth") \
     X("mem_fraction", mem_fraction, U, 90, 1, 100, "percent of a GPU's memory that a worker plans with; workers that share a GPU share it") \
     X("eager", eager, B, 0, 0, 0, "launch every kernel of a decode step anew in place of recorded steps (CUDA graphs)") \
     X("reserve_tokens", reserve_tokens, U, 4096, 1, 1048576, "output tokens decode reserves pages for at admission") \
@@ -93,6 +94,7 @@ enum { TD_NUMERICS_AUTO, TD_NUMERICS_PLAIN, TD_NUMERICS_REF };
 enum { TD_KEY_BF16, TD_KEY_FP32, TD_KEY_FP8, TD_KEY_FP4 };
 enum { TD_SCORE_FP32, TD_SCORE_BF16 };
 enum { TD_ROW_AUTO, TD_ROW_BF16, TD_ROW_FP8, TD_ROW_FP32 };
+enum { TD_LAYOUT_REPLICATE, TD_LAYOUT_SPLIT };
 enum { TD_MODE_THINKING, TD_MODE_CHAT };
 enum { TD_EFFORT_TABLE_APRIL, TD_EFFORT_TABLE_0731 };
 enum { TD_LANE_AUTO, TD_LANE_SHM, TD_LANE_TCP };

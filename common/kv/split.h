@@ -37,4 +37,10 @@ TD_HD static inline uint32_t td_kv_pages(uint32_t n, uint32_t split) {
     return n / td_kv_page_tokens(split) + (n % td_kv_page_tokens(split) != 0);
 }
 
+/* `pages`: the host's pages of a sequence, from that of block `first` on. That of block i. */
+static inline uint32_t td_kv_page_of_block(const uint32_t *pages, uint32_t first, uint32_t i,
+                                           uint32_t split) {
+    return pages[(i >> split) - (first >> split)];
+}
+
 #endif

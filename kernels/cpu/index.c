@@ -6,7 +6,10 @@
  * groups of keys), then the update of the queries' best lists (pieces = vectors of queries). A
  * candidate is one 64-bit number, score order above, low entry first below, so any two differ and
  * the chosen set is unique however the work is cut. Most keys fall below what a full list holds
- * already: they are dropped eight at a time. */
+ * already: they are dropped eight at a time.
+ *
+ * Where ranks share the keys, those of this rank are counted without the others' (`own`): page j of
+ * them is pages[j] of the run. */
 #include "kernels/cpu/op.h"
 #include "kernels/cpu/split.h"
 #include "kernels/cpu/stored.h"
@@ -39,6 +42,25 @@ struct block {
 
 static uint32_t visible(const struct block *b, uint32_t r) {
     return (b->a->batch->row[b->row + r].pos + 1) / TD_CSA_RATIO;
+}
+
+/* The rank's pages are every (1 << split)-th one from this. */
+static uint32_t first_page(const struct td_op_batch *b) {
+    return td_kv_page_rank(b->rank, b->split); /* its own inverse */
+}
+/* How many of the visible keys the rank has. */
+static uint32_t own(const struct block *b, uint32_t r) {
+    const struct td_op_batch *batch = b->a->batch;
+    uint32_t n = visible(b, r), pages = n / TD_KV_CSA_PER_PAGE, first = first_page(batch);
+    uint32_t full = (pages + (1u << batch->split) - 1 - first) >> batch->split;
+    uint32_t open = td_op_has_page(batch, pages) ? n % TD_KV_CSA_PER_PAGE : 0;
+    return full * TD_KV_CSA_PER_PAGE + open;
+}
+/* The entry of the rank's key w. */
+static uint32_t entry_of(const struct block *b, uint32_t w) {
+    const struct td_op_batch *batch = b->a->batch;
+    uint32_t page = (w / TD_KV_CSA_PER_PAGE << batch->split) + first_page(batch);
+    return page * TD_KV_CSA_PER_PAGE + w % TD_KV_CSA_PER_PAGE;
 }
 
 /* As a number with the order of scores; -0 is +0. */
@@ -233,8 +255,9 @@ static void update_many(const struct block *b, uint32_t r) {
         i8 ordered = ordered8(load8(b->score + (size_t)i * b->width + r));
         for (uint32_t bits = not_below(ordered, floor); bits != 0; bits &= bits - 1) {
             uint32_t j = (uint32_t)__builtin_ctz(bits), row = r + j;
-            if (row >= b->rows || b->tile + i >= visible(b, row)) continue;
-            if (add(b, row, candidate(ordered[j], b->tile + i))) floor[j] = floor_score(b, row);
+            if (row >= b->rows || b->tile + i >= own(b, row)) continue;
+            if (add(b, row, candidate(ordered[j], entry_of(b, b->tile + i))))
+                floor[j] = floor_score(b, row);
         }
     }
 }
@@ -246,9 +269,26 @@ static void update_lone(const struct block *b) {
         for (uint32_t bits = not_below(ordered, least); bits != 0; bits &= bits - 1) {
             uint32_t j = (uint32_t)__builtin_ctz(bits);
             if (i + j >= b->keys) break;
-            if (add(b, 0, candidate(ordered[j], b->tile + i + j))) floor = floor_score(b, 0);
+            if (add(b, 0, candidate(ordered[j], entry_of(b, b->tile + i + j))))
+                floor = floor_score(b, 0);
         }
     }
+}
+
+/* What was found for query r, as it is wanted. */
+static void put_best(const struct block *b, uint32_t r, const uint64_t *list) {
+    const struct td_index_args *a = b->a;
+    uint32_t count = b->best[r].count;
+    if (a->candidate && visible(b, r) <= a->topk) return;
+    if (a->candidate) {
+        uint64_t *to = a->candidate + (size_t)(b->row + r - a->first) * a->topk;
+        memcpy(to, list, count * sizeof *to);
+        memset(to + count, 0, (a->topk - count) * sizeof *to);
+        return;
+    }
+    int32_t *to = a->selected + (size_t)(b->row + r) * a->topk;
+    for (uint32_t i = 0; i < a->topk; i++)
+        to[i] = i < count ? (int32_t)td_index_entry(list[i]) : -1;
 }
 
 /* Pieces: vectors of eight queries. */
@@ -261,12 +301,10 @@ static void update_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t 
         else
             update_many(b, piece * 8);
         for (uint32_t r = piece * 8; r < piece * 8 + 8 && r < b->rows; r++) {
-            if (visible(b, r) > b->tile + b->keys) continue;
+            if (own(b, r) > b->tile + b->keys) continue;
             uint64_t *list = b->list + r * capacity(b->a);
             cut(b->a, &b->best[r], list, b->sort + r * capacity(b->a));
-            int32_t *to = b->a->selected + (size_t)(b->row + r) * b->a->topk;
-            for (uint32_t i = 0; i < b->a->topk; i++)
-                to[i] = i < b->best[r].count ? (int32_t)(0xffffffffu - (uint32_t)list[i]) : -1;
+            put_best(b, r, list);
         }
     }
 }
@@ -301,9 +339,9 @@ static void take_all(const struct block *b) {
 
 static void index_block(struct block *b) {
     const struct td_index_args *a = b->a;
-    uint32_t last = visible(b, b->rows - 1);
-    if (last <= a->topk) {
-        take_all(b);
+    uint32_t last = own(b, b->rows - 1);
+    if (visible(b, b->rows - 1) <= a->topk) {
+        if (!a->candidate) take_all(b);
         return;
     }
     b->width = b->rows == 1 ? 1 : b->rows <= 8 ? 8 : 16;
@@ -311,6 +349,8 @@ static void index_block(struct block *b) {
     b->pairs = b->width == 1 && a->batch->kv->key_dtype == TD_KV_KEY_BF16;
     pack_queries(b);
     memset(b->best, 0, TD_INDEX_ROWS * sizeof *b->best);
+    for (uint32_t r = 0; last == 0 && r < b->rows; r++)
+        put_best(b, r, b->list);
     for (b->tile = 0; b->tile < last; b->tile += TD_INDEX_TILE) {
         b->keys = last - b->tile < TD_INDEX_TILE ? last - b->tile : TD_INDEX_TILE;
         td_threads_run(b->d->threads, score_groups, b,

@@ -2,10 +2,7 @@
  * form, is the definition itself. */
 #include "kernels/cpu/op.h"
 
-#define SAME_OPS(X)                                                                                \
-    X(embed)                                                                                       \
-    X(expand) X(round_nvfp4) X(ring_write) X(index_merge) X(attend_part) X(attend_merge) X(group)  \
-        X(gather)
+#define SAME_OPS(X) X(embed) X(expand) X(round_nvfp4) X(ring_write) X(group) X(gather)
 #define FAST_OPS(X)                                                                                \
     X(linear)                                                                                      \
     X(round_fp8)                                                                                   \
@@ -21,6 +18,9 @@
     X(index_query)                                                                                 \
     X(index)                                                                                       \
     X(attend)                                                                                      \
+    X(index_merge)                                                                                 \
+    X(attend_part)                                                                                 \
+    X(attend_merge)                                                                                \
     X(add_shards)                                                                                  \
     X(route)                                                                                       \
     X(swiglu)                                                                                      \

@@ -96,27 +96,30 @@ struct space {
     struct part level[TD_KV_MAX_SPLIT + 1];
 };
 
-/* The tree sum of n shards from `first` into level[depth]. */
-static void merge_shards(const struct td_attend_part_args *a, uint32_t i, uint32_t first,
-                         uint32_t n, const struct space *s, uint32_t depth) {
-    const struct part to = s->level[depth];
-    uint32_t heads = a->ranks * a->heads;
-    if (n > 1) {
-        merge_shards(a, i, first, n / 2, s, depth);
-        merge_shards(a, i, first + n / 2, n / 2, s, depth + 1);
-        for (uint32_t h = 0; h < heads; h++)
-            merge_part(to.ml + 2 * h, to.acc + (size_t)h * D, s->level[depth + 1].ml + 2 * h,
-                       s->level[depth + 1].acc + (size_t)h * D);
-        return;
-    }
-    uint32_t count = score_entries(a, i, first, s->score, s->stride);
-    for (uint32_t h = 0; h < heads; h++) {
+static void shard_part(const struct td_attend_part_args *a, uint32_t i, uint32_t shard,
+                       const struct space *s, struct part to) {
+    uint32_t count = score_entries(a, i, shard, s->score, s->stride);
+    for (uint32_t h = 0; h < a->ranks * a->heads; h++) {
         if (count)
             softmax(s->score + h * s->stride, count, to.ml + 2 * h);
         else
             to.ml[2 * h] = to.ml[2 * h + 1] = 0.0f;
     }
-    weigh(a, i, first, s->score, s->stride, s->chain, to.acc);
+    weigh(a, i, shard, s->score, s->stride, s->chain, to.acc);
+}
+
+/* The tree sum of n shards from `first` into level[0]: as soon as the upper half of a tree is
+ * there, it is merged into the lower one, which lies below it. */
+static void merge_shards(const struct td_attend_part_args *a, uint32_t i, uint32_t first,
+                         uint32_t n, const struct space *s) {
+    const struct part *top = s->level;
+    for (uint32_t k = 0; k < n; k++, top++) {
+        shard_part(a, i, first + k, s, *top);
+        for (uint32_t trees = k + 1; trees % 2 == 0; trees /= 2, top--)
+            for (uint32_t h = 0; h < a->ranks * a->heads; h++)
+                merge_part(top[-1].ml + 2 * h, top[-1].acc + (size_t)h * D, top->ml + 2 * h,
+                           top->acc + (size_t)h * D);
+    }
 }
 
 static struct space divide_scratch(const struct td_attend_part_args *a, float *scratch) {
@@ -142,7 +145,7 @@ static void part_rows(const void *arg, uint32_t begin, uint32_t end, uint32_t th
     const struct space s = divide_scratch(a, op_scratch(job->d, thread));
     uint32_t shards = TD_KV_SHARDS / a->ranks;
     for (uint32_t i = begin; i < end; i++) {
-        merge_shards(a, a->first + i, a->batch->rank * shards, shards, &s, 0);
+        merge_shards(a, a->first + i, a->batch->rank * shards, shards, &s);
         for (uint32_t h = 0; h < a->ranks * a->heads; h++) {
             float *to = a->part + h / a->heads * td_attend_part_floats(a->rows, a->heads);
             size_t at = (size_t)i * a->heads + h % a->heads;

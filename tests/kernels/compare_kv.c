@@ -55,17 +55,21 @@ static void *must(void *p) {
     return p;
 }
 
-/* Runs of n[i] tokens at pos[i]; their pages lie anywhere in a pool of just as many. */
+/* Runs of n[i] tokens at pos[i]; their pages lie anywhere in a pool of just as many. The batch's
+ * split and rank are as they are wanted. */
 static void make_world(struct td_case *c, struct world *w, enum td_kv_row_dtype row,
                        enum td_kv_key_dtype key, uint32_t runs, const uint32_t *pos,
                        const uint32_t *n, enum td_array_kind pool_kind) {
+    uint32_t split = w->batch.split, rank = w->batch.rank;
     static const uint8_t ratio[LAYERS] = {0, TD_CSA_RATIO, TD_HCA_RATIO};
     uint32_t pages = 0, page[RUNS * MAX_PAGES], at = 0;
     struct td_op_run run[RUNS];
     struct td_error err;
     memset(w, 0, sizeof *w);
+    w->batch.split = split;
+    w->batch.rank = rank;
     for (uint32_t i = 0; i < runs; i++)
-        pages += (pos[i] + n[i] + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+        pages += td_kv_pages(pos[i] + n[i], split);
     for (uint32_t i = 0; i < pages; i++) {
         uint32_t j = td_case_below(c, i + 1);
         page[i] = page[j];
@@ -79,7 +83,7 @@ static void make_world(struct td_case *c, struct world *w, enum td_kv_row_dtype 
     free(pool);
     for (uint32_t i = 0; i < runs; i++) {
         void *slot = must(aligned_alloc(64, (w->kv.slot_bytes + 63) & ~(size_t)63));
-        uint32_t own = (pos[i] + n[i] + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+        uint32_t own = td_kv_pages(pos[i] + n[i], split);
         memset(slot, 0, w->kv.slot_bytes);
         fill_slot(c, &w->kv, slot);
         w->slot[i] = td_case_put(c, pool_kind, slot, w->kv.slot_bytes);
@@ -108,8 +112,10 @@ static bool odd_neighbours(const struct td_case *c) {
     return c->shape == 5 || c->shape == 7;
 }
 
-/* A few runs around the edges of windows, entries and pages; `far`: past a tile of keys. */
-static void any_world(struct td_case *c, struct world *w, bool far, enum td_array_kind pool_kind) {
+/* A few runs around the edges of windows, entries and pages; `far`: past a tile of keys; `shared`:
+ * the pages are those of one of 1 to 8 ranks. */
+static void any_world(struct td_case *c, struct world *w, bool far, bool shared,
+                      enum td_array_kind pool_kind) {
     static const uint32_t starts[] = {0, 1, 3, 4, 100, 127, 128, 129, 255, 256, 511, 700};
     static const uint32_t counts[] = {1, 1, 2, 5, 16, 17, 40, 130};
     static const enum td_kv_row_dtype row[] = {TD_KV_ROW_BF16, TD_KV_ROW_FP32, TD_KV_ROW_FP8};
@@ -134,10 +140,13 @@ static void any_world(struct td_case *c, struct world *w, bool far, enum td_arra
         pos[0] = 4096;
         n[0] = 64;
     }
+    w->batch.split = shared && !bench(c) ? td_case_below(c, TD_KV_MAX_SPLIT + 1) : 0;
+    w->batch.rank = td_case_below(c, 1u << w->batch.split);
     make_world(c, w, bench(c) ? TD_KV_ROW_BF16 : row[td_case_below(c, 3)],
                bench(c) ? TD_KV_KEY_BF16 : key[td_case_below(c, 4)], runs, pos, n, pool_kind);
-    TD_CASE_TEXT(c, "%u runs, first %u tokens from %u, row type %d, key type %d", runs, n[0],
-                 pos[0], (int)w->kv.row_dtype, (int)w->kv.key_dtype);
+    TD_CASE_TEXT(c, "%u runs, first %u tokens from %u, row type %d, key type %d, rank %u of %u",
+                 runs, n[0], pos[0], (int)w->kv.row_dtype, (int)w->kv.key_dtype, w->batch.rank,
+                 1u << w->batch.split);
 }
 
 /* ---- rotation ---- */
@@ -180,7 +189,7 @@ static void rope(struct td_case *c) {
 
 static void row_store(struct td_case *c) {
     struct world w;
-    any_world(c, &w, false, TD_IN);
+    any_world(c, &w, false, false, TD_IN);
     bool sim8 = td_case_below(c, 2);
     c->bytes = (double)w.batch.n * (2048 + w.kv.row_bytes);
     TD_CASE_CALL(c, row_store, .kv = td_case_input(c, (size_t)w.batch.n * 512, -9, 9),
@@ -201,7 +210,7 @@ static const void *own_rows(struct td_case *c, const struct world *w) {
 
 static void ring_write(struct td_case *c) {
     struct world w;
-    any_world(c, &w, false, TD_OUT);
+    any_world(c, &w, false, false, TD_OUT);
     c->bytes = (double)w.batch.n * 2 * w.kv.row_bytes;
     TD_CASE_CALL(c, ring_write, .batch = &w.batch, .layer = c->shape % LAYERS,
                  .rows = own_rows(c, &w));
@@ -214,7 +223,7 @@ static void compress(struct td_case *c) {
     uint32_t f = bench(c) ? 0 : td_case_below(c, 3);
     struct world w;
     const float *freq;
-    any_world(c, &w, false, TD_OUT);
+    any_world(c, &w, false, c->shape % 2, TD_OUT);
     random_freq(c, &freq);
     size_t floats = (size_t)w.batch.n * widths[f];
     float *g = td_case_floats(c, floats, -4, 4);
@@ -249,7 +258,8 @@ static void index_of(struct td_case *c) {
     uint32_t heads = bench(c) ? 64 : heads_of[td_case_below(c, c->shape % 4 ? 6 : 7)];
     uint32_t topk = bench(c) ? 512 : 1 + td_case_below(c, 200);
     struct world w;
-    any_world(c, &w, c->shape % 4 == 3, TD_IN);
+    bool shared = !bench(c) && c->shape % 3 == 1; /* candidates are wanted */
+    any_world(c, &w, c->shape % 4 == 3, shared, TD_IN);
     /* Few different values: ties. */
     size_t floats = (size_t)w.batch.n * heads * TD_INDEX_DIM;
     float *q = td_case_floats(c, floats, -1, 1);
@@ -271,6 +281,8 @@ static void index_of(struct td_case *c) {
                  .q = there, .wt = td_case_input(c, (size_t)w.batch.n * heads, -1, 1),
                  .wt_scale = 0.3f, .heads = heads, .topk = topk, .score_bf16 = td_case_below(c, 2),
                  .selected = td_case_output(c, TD_OUT, (size_t)w.batch.n * topk * 4),
+                 .candidate =
+                     shared ? td_case_output(c, TD_OUT, (size_t)(some + 1) * topk * 8) : NULL,
                  .workspace = space);
 }
 
@@ -292,6 +304,25 @@ static const int32_t *random_selection(struct td_case *c, const struct world *w,
     return there;
 }
 
+/* Of the rows, as they were put. */
+static uint32_t *positions(const struct td_case *c, const struct world *w) {
+    uint32_t *pos = must(malloc(w->batch.n * sizeof *pos)), r = 0;
+    for (uint32_t i = 0; i < c->arrays; i++)
+        if (c->array[i].bytes == w->batch.n * sizeof(struct td_op_row) &&
+            (const uint8_t *)c->array[i].memory + TD_CASE_GUARD == (const uint8_t *)w->batch.row)
+            for (const struct td_op_row *row = (const void *)(c->array[i].before + TD_CASE_GUARD);
+                 r < w->batch.n; r++)
+                pos[r] = row[r].pos;
+    return pos;
+}
+
+/* Rows of the step: all, or any. */
+static void some_rows(struct td_case *c, const struct world *w, uint32_t *first, uint32_t *rows) {
+    *first = bench(c) || c->shape % 4 < 2 ? 0 : td_case_below(c, w->batch.n);
+    *rows = w->batch.n - *first;
+    if (!bench(c) && c->shape % 4 == 3) *rows = td_case_below(c, *rows + 1);
+}
+
 static void attend(struct td_case *c) {
     static const uint32_t heads_of[] = {1, 2, 3, 4, 5, 7, 13, 64};
     uint32_t heads = bench(c)            ? 64
@@ -299,15 +330,10 @@ static void attend(struct td_case *c) {
                                          : heads_of[td_case_below(c, c->shape % 4 ? 7 : 8)];
     uint32_t layer = bench(c) ? CSA : c->shape % LAYERS,
              topk = bench(c) ? 512 : 1 + td_case_below(c, 300);
+    bool window = !bench(c) && c->shape / LAYERS % 3 == 1; /* the window's part alone */
     struct world w;
-    any_world(c, &w, false, TD_IN);
-    uint32_t *pos = must(malloc(w.batch.n * sizeof *pos)), r = 0;
-    for (uint32_t i = 0; i < c->arrays; i++) /* the rows, as they were put */
-        if (c->array[i].bytes == w.batch.n * sizeof(struct td_op_row) &&
-            (const uint8_t *)c->array[i].memory + TD_CASE_GUARD == (const uint8_t *)w.batch.row)
-            for (const struct td_op_row *row = (const void *)(c->array[i].before + TD_CASE_GUARD);
-                 r < w.batch.n; r++)
-                pos[r] = row[r].pos;
+    any_world(c, &w, false, window, TD_IN);
+    uint32_t *pos = positions(c, &w);
     const int32_t *selected = layer == CSA ? random_selection(c, &w, pos, topk) : NULL;
     for (uint32_t i = 0; i < w.batch.n; i++) {
         uint32_t set = pos[i] < 127 ? pos[i] + 1 : 128, seen = (pos[i] + 1) / 4;
@@ -321,7 +347,96 @@ static void attend(struct td_case *c) {
                  .q = td_case_input(c, (size_t)w.batch.n * heads * TD_HEAD_DIM, -1, 1),
                  .rows = own_rows(c, &w), .sink = td_case_input(c, heads, -1, 1),
                  .selected = selected, .topk = topk,
-                 .o = td_case_output(c, TD_FLOATS, (size_t)w.batch.n * heads * TD_HEAD_DIM * 4));
+                 .o = td_case_output(c, TD_FLOATS, (size_t)w.batch.n * heads * TD_HEAD_DIM * 4),
+                 .ml = window ? td_case_output(c, TD_FLOATS, (size_t)w.batch.n * heads * 2 * 4)
+                              : NULL);
+}
+
+/* ---- entries that ranks share ---- */
+
+/* Lists as ranks leave them, with scores of which many are equal. */
+static const uint64_t *random_candidates(struct td_case *c, const struct world *w, uint32_t first,
+                                         uint32_t rows, uint32_t topk) {
+    uint32_t ranks = 1u << w->batch.split, *pos = positions(c, w);
+    size_t n = (size_t)ranks * rows * topk + 1;
+    uint64_t *list = must(malloc(n * sizeof *list));
+    memset(list, 0, n * sizeof *list);
+    for (uint32_t r = 0; r < ranks; r++)
+        for (uint32_t i = 0; i < rows; i++) {
+            uint64_t *to = list + ((size_t)r * rows + i) * topk;
+            uint32_t visible = (pos[first + i] + 1) / TD_CSA_RATIO, count = 0;
+            for (uint32_t e = 0; e < visible && visible > topk && count < topk; e++) {
+                float score = (float)td_case_below(c, 40) * 0.5f - 10;
+                if (td_kv_page_rank(e / TD_KV_CSA_PER_PAGE, w->batch.split) == r)
+                    to[count++] = td_index_candidate(td_f32_bits(score), e);
+            }
+        }
+    free(pos);
+    const uint64_t *there = td_case_put(c, TD_IN, list, n * sizeof *list);
+    free(list);
+    return there;
+}
+
+static void index_merge(struct td_case *c) {
+    uint32_t topk = bench(c) ? 512 : 1 + td_case_below(c, 100), first, rows;
+    struct world w;
+    any_world(c, &w, false, true, TD_IN);
+    some_rows(c, &w, &first, &rows);
+    c->bytes = (double)w.batch.n * topk * (8u << w.batch.split);
+    TD_CASE_CALL(c, index_merge, .batch = &w.batch, .first = first, .rows = rows,
+                 .ranks = 1u << w.batch.split, .topk = topk,
+                 .candidate = random_candidates(c, &w, first, rows, topk),
+                 .selected = td_case_output(c, TD_OUT, (size_t)w.batch.n * topk * 4));
+}
+
+static void attend_part(struct td_case *c) {
+    static const uint32_t heads_of[] = {1, 2, 3, 5, 8};
+    uint32_t heads = bench(c) ? 64 : heads_of[td_case_below(c, c->shape % 4 ? 4 : 5)];
+    uint32_t layer = c->shape % 2 ? HCA : CSA, first, rows;
+    uint32_t topk = bench(c) ? 512 : 1 + td_case_below(c, 300);
+    struct world w;
+    any_world(c, &w, false, true, TD_IN);
+    some_rows(c, &w, &first, &rows);
+    uint32_t *pos = positions(c, &w), ranks = 1u << w.batch.split;
+    const int32_t *selected = layer == CSA ? random_selection(c, &w, pos, topk) : NULL;
+    free(pos);
+    size_t part = td_attend_part_floats(rows, heads);
+    c->flops = 4.0 * rows * ranks * heads * TD_HEAD_DIM * topk / ranks;
+    c->bytes = (double)rows * ranks * heads * TD_HEAD_DIM * 8;
+    TD_CASE_CALL(c, attend_part, .batch = &w.batch, .layer = layer, .first = first, .rows = rows,
+                 .ranks = ranks, .heads = heads,
+                 .q = td_case_input(c, (size_t)ranks * rows * heads * TD_HEAD_DIM + 1, -1, 1),
+                 .selected = selected, .topk = topk,
+                 .part = td_case_output(c, TD_FLOATS, (ranks * part + 1) * 4));
+}
+
+static void attend_merge(struct td_case *c) {
+    uint32_t n = bench(c) ? 64 : 1 + td_case_below(c, 12), heads = bench(c) ? 64 : 1 + c->shape % 5;
+    uint32_t ranks = 1u << td_case_below(c, TD_KV_MAX_SPLIT + 1), first = td_case_below(c, n);
+    uint32_t rows = bench(c) ? n - (first = 0) : 1 + td_case_below(c, n - first);
+    size_t each = td_attend_part_floats(rows, heads), values = (size_t)rows * heads * TD_HEAD_DIM;
+    float *part = td_case_floats(c, ranks * each, -3, 3);
+    float *ml = td_case_floats(c, (size_t)n * heads * 2, 0.5f, 3);
+    float *o = td_case_floats(c, (size_t)n * heads * TD_HEAD_DIM, -3, 3);
+    for (uint32_t r = 0; r < ranks; r++) /* m: some equal, some far apart; l: some are empty */
+        for (size_t i = 0; i < (size_t)rows * heads; i++) {
+            float *at = part + r * each + values + 2 * i;
+            uint32_t kind = td_case_below(c, 5);
+            at[0] = kind < 2 ? 1.0f : kind == 2 ? -200.0f : at[0];
+            at[1] = td_case_uniform(c, 0.5f, 9);
+            if (kind == 4) at[0] = at[1] = 0.0f;
+        }
+    const float *parts = td_case_put(c, TD_IN, part, ranks * each * 4);
+    const float *own = td_case_put(c, TD_IN, ml, (size_t)n * heads * 2 * 4);
+    float *there = td_case_put(c, TD_FLOATS, o, (size_t)n * heads * TD_HEAD_DIM * 4);
+    free(part);
+    free(ml);
+    free(o);
+    c->bytes = (double)values * 4 * (ranks + 2);
+    TD_CASE_TEXT(c, "rows %u.. of %u, %u of them, %u heads, %u ranks", first, n, rows, heads,
+                 ranks);
+    TD_CASE_CALL(c, attend_merge, .first = first, .rows = rows, .ranks = ranks, .heads = heads,
+                 .part = parts, .ml = own, .o = there);
 }
 
 const struct td_op_cases td_cases_kv[] = {
@@ -333,5 +448,8 @@ const struct td_op_cases td_cases_kv[] = {
     {"index_query", index_query, 8, 1e-5},
     {"index", index_of, 32, 0},
     {"attend", attend, 48, 1e-5},
+    {"index_merge", index_merge, 24, 0},
+    {"attend_part", attend_part, 40, 1e-5},
+    {"attend_merge", attend_merge, 24, 1e-5},
     {0},
 };

@@ -2,110 +2,22 @@
  * slots of every rank, in every numerics, format and setting, whatever the steps are cut into. */
 #include <math.h>
 
-#include "kernels/engine_parts.h"
-#include "tests/kernels/engine_fixture.h"
+#include "tests/kernels/ranks_fixture.h"
 
 enum {
-    SEQUENCES = 2,
     CONTEXT = 512,
     PAGES = CONTEXT / TD_KV_PAGE_TOKENS,
-    DECODE = 4,
-    TOPK = 12,
     LONG = 265, /* tokens of the first prompt; the second has half */
 };
 
 static struct td_error err;
 
 static void ok(td_status st) {
-    if (st != TD_OK) fail_msg("%s", err.text);
-}
-
-/* Shapes that 8 ranks can share. */
-static struct td_model_config shared_config(uint32_t lora, uint32_t experts) {
-    static const enum td_layer_kind kind[] = {TD_LAYER_SWA, TD_LAYER_CSA, TD_LAYER_HCA,
-                                              TD_LAYER_CSA};
-    struct td_model_config c = td_test_model()->config;
-    c.heads = lora == 128 ? 8 : 16;
-    c.o_groups = 8;
-    c.o_lora_rank = lora;
-    c.experts = experts;
-    c.vocab = 1003; /* no multiple of anything */
-    c.layers = sizeof kind / sizeof *kind;
-    memcpy(c.kind, kind, sizeof kind);
-    return c;
+    td_ranks_ok(st, &err);
 }
 
 static struct td_engine_options options(const struct td_engine_options *as, uint32_t ranks) {
-    struct td_engine_options o = *as;
-    o.index_topk = TOPK;
-    o.max_context = CONTEXT;
-    o.slots = o.max_runs = SEQUENCES;
-    o.pages = SEQUENCES * PAGES;
-    o.max_tokens = 2 * LONG;
-    o.ranks = ranks;
-    o.threads = ranks > 2 ? ranks : 2; /* one rank alone has two */
-    return o;
-}
-
-/* What a worker gave: logits and choices of every step that wanted them, by sequence. */
-struct record {
-    uint32_t n, vocab, chosen;
-    float *logits;
-    int32_t *entries;
-};
-
-/* Both prompts side by side in steps of `chunk` rows of each, then decode together; the last step
- * of each prompt and every decode step are recorded. */
-static struct record life(struct td_engine *e, const int32_t *ids, uint32_t chunk) {
-    static uint32_t pages[SEQUENCES][PAGES];
-    uint32_t layers = td_engine_layout(e)->csa_layers, vocab = e->model->config.vocab;
-    uint32_t length[SEQUENCES] = {LONG, LONG / 2}, pos[SEQUENCES] = {0};
-    struct record r = {.vocab = vocab, .chosen = layers * TOPK};
-    r.logits = td_test_bytes((size_t)(DECODE + 1) * SEQUENCES * vocab * sizeof *r.logits);
-    r.entries = td_test_bytes((size_t)(DECODE + 1) * SEQUENCES * r.chosen * sizeof *r.entries);
-    int32_t *chosen = td_test_bytes((size_t)SEQUENCES * r.chosen * sizeof *chosen);
-    struct td_capture capture = {SEQUENCES, layers, TOPK, chosen};
-    uint32_t recorded[SEQUENCES] = {0};
-    for (uint32_t i = 0; i < SEQUENCES * PAGES; i++)
-        pages[i % SEQUENCES][i / SEQUENCES] = i;
-    while (recorded[0] <= DECODE || recorded[1] <= DECODE) {
-        struct td_run run[SEQUENCES];
-        uint32_t n = 0, of[SEQUENCES], wanted = 0;
-        for (uint32_t s = 0; s < SEQUENCES; s++) {
-            if (recorded[s] > DECODE) continue;
-            uint32_t left = pos[s] < length[s] ? length[s] - pos[s] : 1;
-            uint32_t m = left < chunk ? left : chunk;
-            run[n++] = (struct td_run){.slot = s,
-                                       .pos = pos[s],
-                                       .n = m,
-                                       .ids = ids + 7 * s + pos[s],
-                                       .pages = pages[s],
-                                       .want_logits = pos[s] + m >= length[s]};
-            pos[s] += m;
-            if (run[n - 1].want_logits) of[wanted++] = s;
-        }
-        const float *logits;
-        ok(td_engine_step(e, run, n, &logits, &capture, &err));
-        for (uint32_t i = 0; i < wanted; i++) {
-            size_t at = (size_t)of[i] * (DECODE + 1) + recorded[of[i]]++;
-            memcpy(r.logits + at * vocab, logits + (size_t)i * vocab, vocab * sizeof *logits);
-            memcpy(r.entries + at * r.chosen, chosen + (size_t)i * r.chosen,
-                   r.chosen * sizeof *chosen);
-        }
-    }
-    r.n = (DECODE + 1) * SEQUENCES;
-    free(chosen);
-    return r;
-}
-
-static void drop(struct record *r) {
-    free(r->logits);
-    free(r->entries);
-}
-
-static void same_record(const struct record *a, const struct record *b) {
-    td_test_same("logits", a->logits, b->logits, (size_t)a->n * a->vocab * sizeof *a->logits);
-    td_test_same("choices", a->entries, b->entries, (size_t)a->n * a->chosen * sizeof *a->entries);
+    return td_ranks_options(as, ranks, CONTEXT);
 }
 
 /* The state of every rank. */
@@ -117,12 +29,6 @@ static void same_state(struct td_engine *one, struct td_engine *many) {
     }
 }
 
-static struct td_engine *engine(const struct td_model *m, const struct td_engine_options *o) {
-    struct td_engine *e;
-    ok(td_engine_create(m, o, &e, &err));
-    return e;
-}
-
 /* Ranks 2 .. `most` against one, each in steps of another size: more rows than ranks divide among
  * them and fewer. */
 static void same_bits(const struct td_model *m, const struct td_engine_options *as, uint32_t most) {
@@ -131,25 +37,25 @@ static void same_bits(const struct td_model *m, const struct td_engine_options *
     for (uint32_t i = 0; i < LONG + DECODE + 8; i++)
         ids[i] = (int32_t)td_test_below(m->config.vocab);
     struct td_engine_options o = options(as, 1);
-    struct td_engine *one = engine(m, &o);
-    struct record want = life(one, ids, chunks[0]);
+    struct td_engine *one = td_ranks_engine(m, &o);
+    struct td_record want = td_ranks_life(one, ids, LONG, chunks[0]);
     assert_true(isfinite(want.logits[0]) && want.logits[0] != want.logits[1]);
     assert_true(want.entries[0] >= 0);
     uint64_t id;
     td_engine_numerics(one, &id);
     for (uint32_t ranks = 2, i = 1; ranks <= most; ranks *= 2, i++) {
         o = options(as, ranks);
-        struct td_engine *many = engine(m, &o);
-        struct record got = life(many, ids, chunks[i]);
+        struct td_engine *many = td_ranks_engine(m, &o);
+        struct td_record got = td_ranks_life(many, ids, LONG, chunks[i]);
         uint64_t same;
-        same_record(&want, &got);
+        td_ranks_same(&want, &got);
         same_state(one, many);
         assert_string_equal(td_engine_numerics(many, &same), td_engine_numerics(one, NULL));
         assert_int_equal(same, id); /* workers of different size pair up */
-        drop(&got);
+        td_ranks_drop(&got);
         td_engine_destroy(many);
     }
-    drop(&want);
+    td_ranks_drop(&want);
     td_engine_destroy(one);
     free(ids);
 }
@@ -184,7 +90,7 @@ static void the_bundled_model(void **state) {
 
 static void random_models(enum td_outline kind, uint32_t lora, uint32_t experts,
                           const struct td_engine_options *o) {
-    struct td_model_config c = shared_config(lora, experts);
+    struct td_model_config c = td_ranks_config(lora, experts);
     struct td_model *m;
     ok(td_model_random(&c, kind, 1 + td_test_below(1000), &m, &err));
     same_bits(m, o, 8);
@@ -230,30 +136,6 @@ static void reference_ops(void **state) {
 
 /* ---- wire blocks between workers of different size ---- */
 
-/* A prompt from `from` to `to`, block by block; then `to` decodes. */
-static void hand_over(struct td_engine *from, struct td_engine *to, uint32_t n) {
-    const struct td_kv_layout *l = td_engine_layout(from);
-    static uint32_t pages[PAGES];
-    size_t cap = td_kv_page_block_bytes_max(l), len;
-    if (cap < td_kv_slot_block_bytes_max(l)) cap = td_kv_slot_block_bytes_max(l);
-    uint8_t *block = td_test_bytes(cap);
-    struct td_kv_ticket ticket = {0};
-    struct td_kv_block_header h;
-    for (uint32_t i = 0; i < PAGES; i++)
-        pages[i] = i;
-    for (uint32_t i = 0; i < td_kv_page_blocks(n); i++) {
-        ok(td_engine_pack_page(from, pages[i], ticket, i, td_kv_block_tokens(n, i), block, cap,
-                               &len, &h, &err));
-        ok(td_engine_unpack_page(to, block, len, ticket, n, i, pages[i], &h, &err));
-        block[len - 1] ^= 1; /* and one that was damaged on its way */
-        assert_int_equal(td_engine_unpack_page(to, block, len, ticket, n, i, PAGES + i, &h, &err),
-                         TD_CORRUPT);
-    }
-    ok(td_engine_pack_slot(from, 0, ticket, n, block, cap, &len, &h, &err));
-    ok(td_engine_unpack_slot(to, block, len, ticket, n, 0, &h, &err));
-    free(block);
-}
-
 /* Decode after a handoff, with pages and slot copied to others first as for a second choice. */
 static void go_on(struct td_engine *e, const int32_t *ids, uint32_t n, float *ret) {
     static const uint32_t copied[PAGES] = {PAGES, PAGES + 1};
@@ -270,7 +152,7 @@ static void go_on(struct td_engine *e, const int32_t *ids, uint32_t n, float *re
 static void state_moves_between_sizes(void **state) {
     (void)state;
     enum { N = 270 };
-    struct td_model_config c = shared_config(64, 8);
+    struct td_model_config c = td_ranks_config(64, 8);
     struct td_engine_options as = ref(), o;
     struct td_model *m;
     ok(td_model_random(&c, TD_OUTLINE_FP4, 5, &m, &err));
@@ -281,11 +163,11 @@ static void state_moves_between_sizes(void **state) {
     static const uint32_t size[][2] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 2}, {2, 4}};
     for (size_t i = 0; i < sizeof size / sizeof *size; i++) {
         o = options(&as, size[i][0]);
-        struct td_engine *from = engine(m, &o);
+        struct td_engine *from = td_ranks_engine(m, &o);
         o = options(&as, size[i][1]);
-        struct td_engine *to = engine(m, &o);
+        struct td_engine *to = td_ranks_engine(m, &o);
         td_test_feed(from, ids, 0, N, 90);
-        hand_over(from, to, N);
+        td_ranks_hand_over(from, to, N, PAGES);
         go_on(to, ids, N, i ? got : want);
         if (i) td_test_same("logits", want, got, c.vocab * sizeof *want);
         for (uint32_t r = 1; r < to->ranks; r++) {
@@ -314,7 +196,7 @@ static void a_layer_alone(void **state) {
         for (int i = 0; i < 2; i++) {
             struct td_engine_options as = ref(), o = options(&as, 1 + (uint32_t)i);
             o.max_tokens = 64;
-            struct td_engine *e = engine(m, &o);
+            struct td_engine *e = td_ranks_engine(m, &o);
             out[i][0] = td_test_poison(N * hidden);
             out[i][1] = td_test_poison(N * hidden);
             out[i][2] = td_test_poison(N * streams);
