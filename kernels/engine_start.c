@@ -202,11 +202,11 @@ static void name_numerics(struct td_engine *e) {
     char device[160];
     e->rank[0].f.device.backend->describe(&e->rank[0].f.device, device, sizeof device);
     snprintf(e->numerics, sizeof e->numerics,
-             "%s; activations fp32%s; rows %s; keys %s%s; scores %s; topk %u; shards %u%s; %s",
-             e->o.ref ? "ref" : "plain", e->o.nvfp4_activations ? ", nvfp4 in experts" : "",
-             row[e->o.row_dtype], key[e->o.key_dtype], e->o.index_sim4 ? " after sim4" : "",
-             e->o.score_bf16 ? "bf16" : "fp32", e->o.index_topk, e->model->config.o_groups,
-             e->o.kv_split ? "; entries in 8 parts" : "", device);
+             "%s%s; activations fp32%s; rows %s; keys %s%s; scores %s; topk %u; shards %u; %s",
+             e->o.ref ? "ref" : "plain", e->o.kv_split ? ", entries in 8 parts" : "",
+             e->o.nvfp4_activations ? ", nvfp4 in experts" : "", row[e->o.row_dtype],
+             key[e->o.key_dtype], e->o.index_sim4 ? " after sim4" : "",
+             e->o.score_bf16 ? "bf16" : "fp32", e->o.index_topk, e->model->config.o_groups, device);
     /* On the CPU forced ops have the same bits, so there they are shown but not hashed. */
     if (e->rank[0].f.device.backend->host) e->numerics_id = hash_text(e->numerics);
     if (e->o.force_ref) {
@@ -395,7 +395,7 @@ td_status td_engine_exchanged(const struct td_model *model, const struct td_engi
         struct td_bump nowhere = {(uint8_t *)256, 0}; /* addresses that nobody follows */
         td_forward_plan(&r->f, &nowhere, o->max_tokens, o->max_runs, &e->layout);
         r->f.batch = (struct td_op_batch){.kv = &e->layout, .n = rows, .split = e->split};
-        *ret = td_forward_exchanged(&r->f);
+        st = td_forward_exchanged(&r->f, ret, err);
     }
     end_plan(e);
     return st;

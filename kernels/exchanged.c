@@ -1,6 +1,8 @@
 /* See exchanged.h. */
 #include "kernels/exchanged.h"
 
+#include <stdlib.h>
+
 #define X(name)                                                                                    \
     static void skip_##name(const struct td_device *d, const struct td_##name##_args *a) {         \
         (void)d;                                                                                   \
@@ -31,17 +33,41 @@ static void count_all_to_all(const struct td_device *d, const struct td_all_to_a
     count(d, a->bytes * (d->ranks - 1));
 }
 
-uint64_t td_forward_exchanged(const struct td_forward *f) {
+/* A planned model has no arrays of matrices; here those that the pass looks at, as they would be:
+ * whether inputs are rounded decides over what ranks merge. */
+static bool add_arrays(struct td_packed_model *m, struct td_matrix **ret) {
+    uint32_t layers = m->model->config.layers, groups = m->share.groups;
+    struct td_packed_layer *layer = calloc(layers, sizeof *layer);
+    struct td_matrix *array = calloc((size_t)layers * groups, sizeof *array);
+    for (uint32_t l = 0; layer && array && l < layers; l++) {
+        enum td_weight_format format = m->model->layer[l].wo_b.format;
+        struct td_matrix *own = array + (size_t)l * groups;
+        own->fp8_input = format == TD_W_FP8_BLOCK || format == TD_W_FP4;
+        layer[l] = m->layer[l];
+        layer[l].wo_a = layer[l].wo_b = layer[l].w1 = layer[l].w2 = layer[l].w3 = own;
+    }
+    m->layer = layer;
+    *ret = array;
+    return layer && array;
+}
+
+td_status td_forward_exchanged(const struct td_forward *f, uint64_t *ret, struct td_error *err) {
     static const struct td_backend counting = {.name = "none",
                                                .all_reduce = count_reduce,
                                                .all_gather = count_gather,
                                                .all_to_all = count_all_to_all};
-    uint64_t sum = 0;
+    struct td_packed_model model = *f->model;
     struct td_forward walk = *f;
+    struct td_matrix *array;
+    bool ok = add_arrays(&model, &array);
+    *ret = 0;
+    walk.model = &model;
     walk.ops = &skip;
     walk.layer_done = NULL;
     walk.device = (struct td_device){
-        .backend = &counting, .state = &sum, .rank = f->device.rank, .ranks = f->device.ranks};
-    td_forward_step(&walk);
-    return sum;
+        .backend = &counting, .state = ret, .rank = f->device.rank, .ranks = f->device.ranks};
+    if (ok) td_forward_step(&walk);
+    free(model.layer);
+    free(array);
+    return ok ? TD_OK : td_fail(err, TD_NO_MEMORY, "no memory to walk through a step");
 }

@@ -5,8 +5,9 @@
 
 #include "kernels/forward.h"
 
-/* Bytes that reach a rank in the step that `f` is set to; f is planned, its buffers are not touched
- * and may lie nowhere. */
-uint64_t td_forward_exchanged(const struct td_forward *f);
+/* Bytes that reach a rank in the step that `f` is set to; f is planned (with td_packed_plan), its
+ * buffers are not touched and may lie nowhere. */
+TD_MUST_USE td_status td_forward_exchanged(const struct td_forward *f, uint64_t *ret,
+                                           struct td_error *err);
 
 #endif

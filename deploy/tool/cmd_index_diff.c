@@ -156,7 +156,7 @@ static td_status take(struct run *r, struct td_error *err) {
                        "found %u",
                        TD_CSA_RATIO * r->topk, n);
     r->options.max_context = n;
-    r->options.pages = (n + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+    r->options.pages = td_kv_pages(n, td_engine_split(&r->options));
     r->options.slots = r->options.max_runs = 1;
     r->first = TD_CSA_RATIO * (r->topk + 1) - 1;
     size_t values = (size_t)n * r->topk, streams = (size_t)n * TD_HC_STREAMS * c->hidden;

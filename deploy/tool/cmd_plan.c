@@ -29,8 +29,8 @@ static const char help[] =
     "  --format F       how weights are stored: bf16, fp4 (the official release: FP8, and FP4\n"
     "                   experts) or nvfp4 (NVFP4 experts); default: what config.json says\n"
     "  --memory GB      a GPU's memory in 10^9 bytes; without it a worker on the CPU is planned\n"
-    "  --gpus N         GPUs that share one worker's weights; the KV pool is on each of them;\n"
-    "                   default: tp of the settings\n"
+    "  --gpus N         GPUs that share one worker's weights; what each kv_layout of them holds\n"
+    "                   and exchanges is shown; default: tp of the settings\n"
     "  --role ROLE      prefill or decode alone\n"
     "  --config FILE    settings\n"
     "  --set key=value  one more; max_context, max_running, mem_fraction, chunk_tokens, "
@@ -40,7 +40,7 @@ static const char help[] =
     "--presets: what each division of eight GPUs (`tandem topology --help`) holds, cards of 96 GB\n"
     "without --memory, and predictions: requests/s of prefill and decode at 8K, 32K and 128K, "
     "what\n"
-    "reductions between ranks move, and what a replicated KV state costs. Assumptions:\n"
+    "reductions between ranks move, and what each kv_layout costs. Assumptions:\n"
     "\n"
     "  --gpu-read N       TB/s that a GPU reads its memory with; default 1.45\n"
     "  --prefill-rate N   prompt tokens/s that a GPU computes; default 7000\n"
@@ -229,8 +229,9 @@ static void print_rows(const struct td_worker_plan *p) {
 
 static void print_table(const struct td_worker_plan *p) {
     const struct td_engine_options *o = &p->options;
-    printf("  %u pages of %d tokens, %llu tokens\n", o->pages, TD_KV_PAGE_TOKENS,
-           (unsigned long long)o->pages * TD_KV_PAGE_TOKENS);
+    uint32_t each = td_kv_page_tokens(td_engine_split(o));
+    printf("  %u pages of %u tokens, %llu tokens\n", o->pages, each,
+           (unsigned long long)o->pages * each);
     printf("  %10s  %s\n", "context", "sequences at once");
     for (uint64_t n = 2048; n / 4 < o->max_context; n *= 4) {
         uint32_t tokens = n < o->max_context ? (uint32_t)n : o->max_context;
@@ -278,7 +279,7 @@ static td_status role(const struct arguments *a, const char *name, struct td_err
            o->max_tokens);
     print_rows(&p);
     print_table(&p);
-    return TD_OK;
+    return td_plan_print_layouts(&asked, p.options.max_context, err);
 }
 
 int td_cmd_plan(int argc, char **argv) {

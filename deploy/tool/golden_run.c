@@ -13,7 +13,7 @@ double td_golden_served(const struct td_golden *g) {
 }
 
 td_status td_golden_engine(struct td_golden *g, uint32_t tokens, struct td_error *err) {
-    uint32_t pages = (tokens + TD_KV_PAGE_TOKENS - 1) / TD_KV_PAGE_TOKENS;
+    uint32_t pages = td_kv_pages(tokens, td_engine_split(&g->options));
     g->options.max_context = tokens;
     g->options.pages = pages;
     g->options.slots = 1;

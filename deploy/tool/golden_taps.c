@@ -210,6 +210,7 @@ static td_status resolve_flips(const struct td_golden *g, struct taps *t, uint32
     o.ops = td_golden_nudge_ops();
     o.backend = NULL; /* noise is added on the CPU, in the order of one rank */
     o.ranks = 1;
+    o.pages = td_kv_pages(o.max_context, 0);
     memset(o.device, 0, sizeof o.device);
     TD_TRY(td_engine_create(g->model, &o, &e, err));
     td_status st = TD_OK;

@@ -13,11 +13,11 @@ enum { N_BALANCED = sizeof balanced / sizeof balanced[0] };
 
 /* What ranks exchange: fp32 partial sums (kernels/device.h). */
 enum { VALUE_BYTES = 4 };
-static const enum td_forecast_kv as_built = TD_FORECAST_KV_REPLICATED;
 
 /* One role of a preset. */
 struct side {
     struct td_config config;
+    struct td_plan_asked asked;
     uint32_t workers, ranks;
     struct td_worker_plan plan;
 };
@@ -123,14 +123,14 @@ static td_status plan_side(struct shown *s, struct side *side, const char *role,
     TD_TRY(td_preset_config(&s->preset, role, "0", &side->config, err));
     side->workers = (uint32_t)workers;
     side->ranks = (uint32_t)side->config.tp;
-    const struct td_plan_asked asked = {.config = &side->config,
-                                        .model = &s->model,
-                                        .format = s->format,
-                                        .prefill = strcmp(role, "prefill") == 0,
-                                        .ranks = side->ranks,
-                                        .memory = s->asked->memory};
+    side->asked = (struct td_plan_asked){.config = &side->config,
+                                         .model = &s->model,
+                                         .format = s->format,
+                                         .prefill = strcmp(role, "prefill") == 0,
+                                         .ranks = side->ranks,
+                                         .memory = s->asked->memory};
     struct td_error why;
-    td_status st = td_plan_worker(&asked, &side->plan, &why);
+    td_status st = td_plan_worker(&side->asked, &side->plan, &why);
     return st == TD_OK ? TD_OK : td_fail(err, st, "%s: %s: %s", s->preset.name, role, why.text);
 }
 
@@ -163,8 +163,7 @@ static void print_assumptions(const struct td_forecast_rates *r) {
         "  --output %.0f         tokens of an answer\n"
         "  --link %.0f             GB/s that a rank receives in the reductions of a chunk\n"
         "  --reduction-us %.1f   of one reduction of a decode step\n"
-        "  and: a decode step runs as many sequences as a worker holds; every rank has the whole "
-        "KV state\n\n",
+        "  and: a decode step runs as many sequences as a worker holds\n\n",
         r->gpu_bytes / 1e12, r->prefill_tokens, r->floor_share * 100, r->output_tokens,
         r->link_bytes / 1e9, r->reduction_s * 1e6);
 }
@@ -187,7 +186,11 @@ static void print_model(const struct shown *s) {
 }
 
 static uint64_t pool_tokens(const struct side *s) {
-    return (uint64_t)s->plan.options.pages * TD_KV_PAGE_TOKENS;
+    return (uint64_t)s->plan.options.pages * td_kv_page_tokens(td_engine_split(&s->plan.options));
+}
+
+static enum td_forecast_kv layout_of(const struct side *s) {
+    return s->plan.options.kv_split ? TD_FORECAST_KV_SPLIT : TD_FORECAST_KV_REPLICATED;
 }
 
 static void print_side(const struct side *s, const char *role) {
@@ -224,7 +227,8 @@ static void print_balance(const struct shown *s) {
         uint32_t batch = td_worker_plan_sequences(&s->decode.plan, balanced[i]);
         if (batch == 0) continue;
         double p = td_forecast_prefill_cost(r, balanced[i]);
-        double d = td_forecast_decode_cost(&s->m, r, batch, balanced[i], s->decode.ranks, as_built);
+        double d = td_forecast_decode_cost(&s->m, r, batch, balanced[i], s->decode.ranks,
+                                           layout_of(&s->decode));
         struct td_forecast_balance b = td_forecast_balance(prefill, decode, p, d);
         double best = (prefill + decode) * p / (p + d);
         printf("  %10u %9u %9.2f %9.2f %9.1f %9.1f %9.2f %9.2f %10.2f %7.0f %%, %s limits\n",
@@ -240,7 +244,7 @@ static void print_reductions(const struct shown *s) {
     uint32_t batch = s->decode.plan.options.slots, chunk = s->prefill.plan.options.max_tokens;
     if (ranks > 1) {
         double one = td_forecast_reduced_bytes(&s->m, 1, VALUE_BYTES), all = batch * one;
-        double floor = td_forecast_step_floor(&s->m, r, batch, 8 * K, ranks, as_built);
+        double floor = td_forecast_step_floor(&s->m, r, batch, 8 * K, ranks, layout_of(&s->decode));
         printf("  reductions of a decode step, %u ranks: %u of %.0f KB a sequence: a rank receives "
                "%.1f MB for 1 sequence, %.0f MB\n"
                "    for %u; %.2f ms, beside %.1f ms for the bytes of such a step at 8K\n",
@@ -262,22 +266,23 @@ static void print_reductions(const struct shown *s) {
         ranks * r->prefill_tokens);
 }
 
-static void print_kv(const struct shown *s) {
+/* What either layout holds, exchanges and reads. */
+static td_status print_kv(const struct shown *s, struct td_error *err) {
     const struct side *d = &s->decode;
     uint32_t far = balanced[N_BALANCED - 1], batch = td_worker_plan_sequences(&d->plan, far);
-    if (d->ranks == 1 || batch == 0) return;
-    static const char *const word[] = {"replicated, as built", "split by position, not built"};
-    printf("  KV state of a decode worker:\n");
-    for (int kv = 0; kv < 2; kv++) {
-        uint64_t tokens = pool_tokens(d) * (kv ? d->ranks : 1);
-        uint64_t fits = tokens / far < d->plan.options.slots ? tokens / far : d->plan.options.slots;
-        printf(
-            "    %-28s %10llu tokens in the same memory, %3llu sequences of %uK; a rank reads %.1f "
-            "GB in a step of %u\n",
-            word[kv], (unsigned long long)tokens, (unsigned long long)fits, far / K,
-            td_forecast_rank_bytes(&s->m, batch, far, d->ranks, (enum td_forecast_kv)kv) / 1e9,
-            batch);
+    if (s->prefill.ranks > 1) {
+        printf("  prefill:\n");
+        TD_TRY(td_plan_print_layouts(&s->prefill.asked, far, err));
     }
+    if (d->ranks == 1) return TD_OK;
+    printf("  decode:\n");
+    TD_TRY(td_plan_print_layouts(&d->asked, far, err));
+    if (batch == 0) return TD_OK;
+    printf("    a rank reads %.1f GB in a step of %u at %uK replicated, %.1f split\n",
+           td_forecast_rank_bytes(&s->m, batch, far, d->ranks, TD_FORECAST_KV_REPLICATED) / 1e9,
+           batch, far / K,
+           td_forecast_rank_bytes(&s->m, batch, far, d->ranks, TD_FORECAST_KV_SPLIT) / 1e9);
+    return TD_OK;
 }
 
 td_status td_plan_presets(const struct td_plan_presets *a, struct td_error *err) {
@@ -303,7 +308,7 @@ td_status td_plan_presets(const struct td_plan_presets *a, struct td_error *err)
         print_held(&s);
         print_balance(&s);
         print_reductions(&s);
-        print_kv(&s);
+        TD_TRY(print_kv(&s, err));
     }
     return failed;
 }

@@ -17,4 +17,17 @@ struct td_plan_asked {
 TD_MUST_USE td_status td_plan_worker(const struct td_plan_asked *a, struct td_worker_plan *ret,
                                      struct td_error *err);
 
+/* The same worker with another kv_layout, and what its ranks then tell each other: bytes that reach
+ * a rank in a decode step of one sequence, in one of as many as there are slots, and in a step of
+ * chunk_tokens (td_engine_exchanged). */
+struct td_plan_layout {
+    struct td_worker_plan plan; /* pages 0: it does not fit */
+    uint64_t one, all, chunk;
+};
+TD_MUST_USE td_status td_plan_layout(const struct td_plan_asked *a, bool split,
+                                     struct td_plan_layout *ret, struct td_error *err);
+/* Prints both, for workers of several ranks; `far`: of the sequences that are counted, tokens. */
+TD_MUST_USE td_status td_plan_print_layouts(const struct td_plan_asked *a, uint32_t far,
+                                            struct td_error *err);
+
 #endif

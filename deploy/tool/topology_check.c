@@ -229,10 +229,11 @@ void td_check_agreement(struct td_check *c) {
     /* What every process reads, and what is part of the workers' fingerprint or numerics. */
     static const char *const all[] = {"model.dir",        "run_dir",         "router.control",
                                       "cluster_key_file", "cluster.prefill", "cluster.decode"};
-    static const char *const workers[] = {"load_format",     "random.seed",       "random.format",
-                                          "random.layers",   "numerics",          "kv_dtype",
-                                          "index_key_dtype", "nvfp4_activations", "index_sim4",
-                                          "score_dtype",     "index_topk",        "lane"};
+    static const char *const workers[] = {
+        "load_format", "random.seed", "random.format",   "random.layers",
+        "numerics",    "kv_dtype",    "index_key_dtype", "nvfp4_activations",
+        "index_sim4",  "score_dtype", "index_topk",      "kv_layout",
+        "lane"};
     const struct td_topology *t = c->t;
     char expected[TD_CONFIG_STRING_MAX], found[TD_CONFIG_STRING_MAX];
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {

@@ -298,13 +298,14 @@ static struct td_msg_ledger ledger(void) {
     return l;
 }
 
-static int begin_with(uint32_t pages) {
+static int begin_with(uint32_t pages, uint32_t split) {
     static const uint8_t ratio[2] = {4, 128};
     if (td_kv_layout_init(&layout, 2, ratio, TD_KV_ROW_BF16, TD_KV_KEY_BF16, pages, 1, NULL) != 0)
         return -1;
     const struct td_decode_options o = {
         .epoch = ME,
         .layout = &layout,
+        .split = split,
         .pages = pages,
         .slots = 4,
         .max_context = MAX_CONTEXT,
@@ -324,7 +325,7 @@ static int begin_with(uint32_t pages) {
 }
 static int begin(void **state) {
     (void)state;
-    return begin_with(PAGES);
+    return begin_with(PAGES, 0);
 }
 static int end(void **state) {
     (void)state;

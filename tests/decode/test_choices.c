@@ -309,10 +309,30 @@ static void test_admission(void **state) {
     cancel(4);
     /* What cannot run together at all is not begun. */
     end(NULL);
-    assert_int_equal(begin_with(8), 0);
+    assert_int_equal(begin_with(8, 0), 0);
     assert_string_equal(admit_n(5, 1400, 20, 4, NULL), "ADMITTED 5 TOO_LONG\n");
     assert_string_equal(admit_n(6, 1400, 20, 3, NULL), "ADMITTED 6 OK\n");
     expect(8, 5, 3);
+}
+
+/* Two ranks share the entries: a page has 512 tokens. */
+static void test_pages_of_several_ranks(void **state) {
+    end(state);
+    assert_int_equal(begin_with(8, 1), 0);
+    from_peer(1, hello(PREFILL));
+    /* 1100 + 50 tokens: two full pages once, one for each of three. */
+    assert_string_equal(admit_n(1, 1100, 50, 3, NULL), "ADMITTED 1 OK\n");
+    expect(5, 2, 3);
+    const int32_t first[3] = {7, 8, 9};
+    assert_string_equal(hand_off(1100, first, 3),
+                        "peer VERDICT OK\nCOPY slot 0 to 1, page 0 to 3\n"
+                        "COPY slot 0 to 2, page 0 to 4\nSTEP 1100+1 1100+1 1100+1\n");
+    assert_non_null(strstr(admit_n(2, 1500, 100, 1, NULL), "ADMITTED 2 BUSY"));
+    assert_string_equal(admit_n(3, 500, 60, 1, NULL), "ADMITTED 3 OK\n");
+    expect(7, 2, 4);
+    cancel(1);
+    computed(8);
+    expect(2, 0, 1);
 }
 
 static void test_router_down(void **state) {
@@ -345,6 +365,7 @@ int main(void) {
         T(test_failed_sampling),
         T(test_preempts_the_last_choice),
         T(test_admission),
+        T(test_pages_of_several_ranks),
         T(test_router_down),
     };
     (void)peer, (void)keep, (void)manifest;

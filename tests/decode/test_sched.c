@@ -163,7 +163,7 @@ static void test_preempted_handoff_keeps_its_pages_until_it_is_quiet(void **stat
 static void test_what_does_not_fit_alone_is_not_begun(void **state) {
     (void)state;
     end(NULL);
-    assert_int_equal(begin_with(4), 0);
+    assert_int_equal(begin_with(4, 0), 0);
     assert_string_equal(admit_ids(1, 500, 525), "ADMITTED 1 TOO_LONG\n");
     assert_string_equal(admit_ids(2, 500, 524), "ADMITTED 2 OK\nSTEP 0+256\n");
     for (int i = 0; i < 530 && strstr(said, "FINISHED") == NULL; i++)

@@ -179,13 +179,35 @@ class TestPlan(unittest.TestCase):
                          r"at most 29\d\d\d .*beside the 14000 assumed")
         self.assertRegex(four, r"a rank receives 4\.2 MB for 1 sequence")
         for part, ranks in ((four, 4), (two, 2)):
-            (whole, n, read), (split, m, less) = re.findall(
-                r"(?:replicated|split).* (\d+) tokens in the same memory, +(\d+) sequences of 128K; a rank reads ([\d.]+) GB", part)
-            self.assertEqual(int(split), ranks * int(whole))
-            self.assertGreaterEqual(int(m), int(n))
+            roles = re.findall(r"^    (replicate|split) +(\d+) +[\d.]+ GB +(\d+) of 128K +([\d.]+) MB +([\d.]+) MB/(\d+) "
+                               r"+(\d+) MB/(\d+)$", part, re.M)
+            self.assertEqual([r[0] for r in roles], ["replicate", "split"] * 2)
+            for whole, split in (roles[:2], roles[2:]):
+                self.assertAlmostEqual(int(split[1]) / int(whole[1]) / ranks, 1, delta=0.02)
+                self.assertGreaterEqual(int(split[2]), int(whole[2]))
+                # beside the sums of 43 layers and the embedding, in 41 of them queries and parts of 64 heads, in
+                # 21 of these candidates
+                sums, others = 87 * 2 * 4096 * 4, (ranks - 1) / ranks
+                parts_of = 41 * 64 * (2 * 512 + 2) * 4 + 21 * ranks * 512 * 8
+                self.assertAlmostEqual(float(whole[3]), sums * others / 1e6, delta=0.006)
+                self.assertAlmostEqual(float(split[3]), (sums + parts_of) * others / 1e6, delta=0.006)
+                for r in (whole, split): # in proportion
+                    self.assertAlmostEqual(float(r[4]) / int(r[5]) / float(r[3]), 1, delta=0.05)
+                    self.assertAlmostEqual(float(r[6]) / int(r[7]) / float(r[3]), 1, delta=0.05)
+            read, less = re.search(r"a rank reads ([\d.]+) GB in a step of \d+ at 128K replicated, ([\d.]+) split", part).groups()
             self.assertGreater(float(read), float(less))
-        self.assertIn("replicated, as built", four)
-        self.assertIn("split by position, not built", four)
+
+    def test_layouts_of_one_role(self):
+        plain = ("--model", self.model(), "--format", "nvfp4", "--memory", 96, "--gpus", 4, "--role", "decode")
+        text, split = self.fits(*plain), self.fits(*plain, "--set", "kv_layout=split")
+        tokens = [int(re.search(r"pages of (\d+) tokens", t)[1]) for t in (text, split)]
+        self.assertEqual(tokens, [256, 1024])
+        shown = re.search(r"^  KV state by kv_layout.*\Z", text, re.M | re.S)[0]
+        self.assertIn(shown, split)
+        for name, t in (("replicate", text), ("split", split)):
+            all_tokens = re.search(r"pages of \d+ tokens, (\d+) tokens", t)[1]
+            self.assertRegex(shown, rf"{name} +{all_tokens} ")
+        self.assertNotIn("KV state by", self.fits(*plain[:-3], 1, *plain[-2:], "--memory", 400))
 
     def test_presets_that_do_not_fit(self):
         r = plan("--model", self.model(), "--format", "nvfp4", "--presets", "--memory", 80)

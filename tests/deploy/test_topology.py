@@ -256,7 +256,7 @@ class TestAgreement(Topology):
 
     def test_settings_of_workers(self):
         for key, value in [("numerics", "plain"), ("index_key_dtype", "fp8"), ("kv_dtype", "fp8"), ("index_topk", "256"),
-                           ("score_dtype", "bf16"), ("index_sim4", "on"), ("random.seed", "7"), ("load_format", "random")]:
+                           ("score_dtype", "bf16"), ("index_sim4", "on"), ("kv_layout", "split"), ("random.seed", "7"), ("load_format", "random")]:
             self.finding(self.preset("4+4", "--set", f"decode:{key}={value}"), "error", "decode@0", f"{key} is",
                          "of prefill@0")
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Workers of one and of two ranks in every pairing: the needle is found, and text, log probabilities and
-what the indexer chose are those of one rank; a second choice and a streamed answer too.
+what the indexer chose are those of one rank; a second choice and a streamed answer too. With
+kv_layout = split, where ranks share the entries, likewise.
 
 usage: test_tp.py BUILD [unittest arguments]"""
 import pathlib
@@ -21,8 +22,8 @@ def role(ranks):
     return {"tp": ranks, "threads": ranks}
 
 
-def ask(prefill, decode):
-    with e2e.Cluster(max_context=8192, max_running=4, numerics=NUMERICS, prefill=role(prefill),
+def ask(prefill, decode, layout="replicate"):
+    with e2e.Cluster(max_context=8192, max_running=4, numerics=NUMERICS, kv_layout=layout, prefill=role(prefill),
                      decode=role(decode)) as c:
         body = {"model": "needle", "messages": [{"role": "user", "content": PROMPT}], "temperature": 0,
                 "logprobs": True, "top_logprobs": 4, "return_indexer_topk": True}
@@ -49,6 +50,21 @@ class TestTp(unittest.TestCase):
                 self.assertEqual(choices, want)
                 self.assertEqual(drawn, texts)
                 self.assertEqual(len({w["numerics"] for w in workers}), 1, workers)
+
+    def test_shared_entries(self):
+        want, texts, alone = ask(1, 1, "split")
+        self.assertEqual(want[0]["message"]["content"], "OMEGA-4492-DELTA")
+        self.assertIn("entries in 8 parts", alone[0]["numerics"])
+        for prefill, decode in ((1, 2), (2, 2)):
+            with self.subTest(prefill=prefill, decode=decode):
+                choices, drawn, workers = ask(prefill, decode, "split")
+                self.assertEqual(choices, want)
+                self.assertEqual(drawn, texts)
+                self.assertEqual(len({w["numerics"] for w in workers}), 1, workers)
+                # a page of two ranks has 512 tokens, so half as many hold as much
+                pages = {w["role"]: (w["page_tokens"], w["pages"]) for w in workers}
+                self.assertEqual(pages, {"prefill": (256 * prefill, 64 // prefill),
+                                         "decode": (256 * decode, 64 // decode)})
 
     def test_what_the_model_cannot_share(self):
         for settings, word in (({"tp": 4, "threads": 4}, "2 output groups"), ({"tp": 3}, "1, 2, 4 or 8"),

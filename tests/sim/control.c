@@ -39,6 +39,7 @@ static void on_hello(struct sim *s, struct sim_event *e) {
         .max_context = 4096,
         .max_running = s->o.slots,
         .pages = s->o.pages,
+        .page_tokens = td_kv_page_tokens(sim_split(s, w)),
         .slots = s->o.slots,
         .xfer_address = (const uint8_t *)&address,
         .xfer_address_len = sizeof address,

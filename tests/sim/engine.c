@@ -16,13 +16,24 @@ int32_t sim_sample(uint64_t hash, uint32_t position, uint64_t seed) {
     return v % 41 == 0 ? SIM_EOS : (int32_t)(2 + (v >> 16) % 997);
 }
 
+uint32_t sim_split(const struct sim *s, const struct sim_worker *w) {
+    return s->o.split[w->role == TD_ROLE_DECODE];
+}
+
+/* Where block i of a sequence is whose pages from block `first` on are `pages`. */
+static struct sim_page *page_of(const struct sim *s, struct sim_worker *w, const uint32_t *pages,
+                                uint32_t first, uint32_t i) {
+    uint32_t split = sim_split(s, w), page = td_kv_page_of_block(pages, first, i, split);
+    return &w->page[(page << split) + td_kv_page_rank(i, split)];
+}
+
 /* Everything before run->pos must be there, complete, and of one and the same sequence. */
-static bool history_ok(const struct sim_worker *w, const struct td_run *r) {
+static bool history_ok(const struct sim *s, struct sim_worker *w, const struct td_run *r) {
     const struct sim_slot *slot = &w->slot[r->slot];
     if (slot->n != r->pos) return false;
     uint64_t hash = sim_hash_start();
     for (uint32_t t = 0; t < r->pos; t += TD_KV_PAGE_TOKENS) {
-        const struct sim_page *p = &w->page[r->pages[t / TD_KV_PAGE_TOKENS]];
+        const struct sim_page *p = page_of(s, w, r->pages, 0, t / TD_KV_PAGE_TOKENS);
         uint32_t want = r->pos - t < TD_KV_PAGE_TOKENS ? r->pos - t : TD_KV_PAGE_TOKENS;
         if (p->start != hash || p->valid != want) return false;
         hash = p->end;
@@ -33,13 +44,13 @@ static bool history_ok(const struct sim_worker *w, const struct td_run *r) {
 void sim_engine(struct sim *s, struct sim_worker *w, const struct td_run *r) {
     struct sim_slot *slot = &w->slot[r->slot];
     if (r->pos == 0) *slot = (struct sim_slot){.hash = sim_hash_start()};
-    if (!history_ok(w, r)) {
+    if (!history_ok(s, w, r)) {
         sim_broken(s, "%s: a step at position %u of slot %u reads KV state that is not its own",
                    w->name, r->pos, r->slot);
         return;
     }
     for (uint32_t k = 0; k < r->n; k++) {
-        struct sim_page *p = &w->page[r->pages[slot->n / TD_KV_PAGE_TOKENS]];
+        struct sim_page *p = page_of(s, w, r->pages, 0, slot->n / TD_KV_PAGE_TOKENS);
         if (slot->n % TD_KV_PAGE_TOKENS == 0) *p = (struct sim_page){.start = slot->hash};
         slot->hash = sim_hash_id(slot->hash, r->ids[k]);
         slot->n++;
@@ -85,7 +96,7 @@ void sim_pack(struct sim *s, struct sim_worker *w, const struct td_prefill_actio
         if (a->pack.slot_block)
             b->slot = w->slot[a->pack.slot];
         else
-            b->page = w->page[a->pack.pages[k]];
+            b->page = *page_of(s, w, a->pack.pages, a->pack.first_block, b->h.index);
         if (!a->pack.slot_block && b->page.valid != b->h.tokens)
             sim_broken(s, "%s: block %u is packed with %u of %u tokens computed", w->name,
                        b->h.index, b->page.valid, b->h.tokens);
@@ -118,7 +129,7 @@ td_status sim_unpack(struct sim *s, struct sim_worker *w, const struct td_decode
         if (index == page_blocks)
             w->slot[a->unpack.slot] = slab->block[k].slot;
         else
-            w->page[a->unpack.pages[k]] = slab->block[k].page;
+            *page_of(s, w, a->unpack.pages, a->unpack.first_block, index) = slab->block[k].page;
     }
     return TD_OK;
 }

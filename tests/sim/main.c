@@ -23,6 +23,9 @@ static void choose(struct sim_options *o, uint64_t seed) {
         o->reserve_new = 16;
         o->pages = 16 + (uint32_t)sim_below(&chance, 8);
     }
+    for (int role = 0; role < 2; role++)
+        if (sim_chance(&chance, 300))
+            o->split[role] = 1 + (uint32_t)sim_below(&chance, SIM_SPLIT_MAX);
     if (seed % 5 == 0) return; /* only cancels, stops and doubles: every other request must end */
     uint32_t *const each[] = {&o->kills, &o->freezes, &o->hangs, &o->breaks, &o->router_restarts,
                               &o->deafs};

@@ -23,6 +23,7 @@ enum {
     SIM_CHOICES = 4, /* most of a request */
     SIM_CLIENTS_MAX = 48 * SIM_CHOICES,
     SIM_PAGES_MAX = 256,
+    SIM_SPLIT_MAX = 2,
     SIM_SLOTS_MAX = 16,
     SIM_SLABS_MAX = 64,
     SIM_BLOCKS_MAX = 17, /* in a slab: of the longest prompt */
@@ -48,6 +49,7 @@ struct sim_options {
     uint32_t forged;  /* a block is replaced by a well-formed one of other content */
     uint32_t cancels, stops;
     uint32_t pages, slots; /* of each worker */
+    uint32_t split[2];     /* prefill, decode workers: ranks that share pages, as a power of two */
     uint32_t reserve_new;  /* tokens; 0: enough */
     uint32_t choices;      /* most of a request, by chance; 0 and 1: one */
     bool colocate_some;
@@ -101,7 +103,7 @@ struct sim_worker {
     uint64_t to_router_at, from_router_at; /* last delivery, for order */
     struct sim_ids *ids;
     bool stepping;
-    struct sim_page page[SIM_PAGES_MAX];
+    struct sim_page page[SIM_PAGES_MAX << SIM_SPLIT_MAX]; /* by page and rank */
     struct sim_slot slot[SIM_SLOTS_MAX];
     struct sim_slab slab[SIM_SLABS_MAX];  /* prefill: send; decode: landing */
     uint32_t slab_readers[SIM_SLABS_MAX]; /* prefill: pack or put under way; decode: unpack */
@@ -208,6 +210,8 @@ void sim_copy_msg(struct sim_event *e, const struct td_msg *m);
 uint64_t sim_hash_start(void);
 uint64_t sim_hash_id(uint64_t hash, int32_t id);
 int32_t sim_sample(uint64_t hash, uint32_t position, uint64_t seed);
+/* Of its pages (common/kv/split.h). */
+uint32_t sim_split(const struct sim *s, const struct sim_worker *w);
 void sim_engine(struct sim *s, struct sim_worker *w, const struct td_run *r);
 void sim_pack(struct sim *s, struct sim_worker *w, const struct td_prefill_action *a);
 /* Makes the header fit the content again. */

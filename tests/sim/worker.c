@@ -276,7 +276,9 @@ static void carry_out_decode(struct sim *s, struct sim_worker *w, struct td_deco
         return;
     case TD_DECODE_COPY:
         w->slot[a->copy.to_slot] = w->slot[a->copy.from_slot];
-        if (a->copy.page) w->page[a->copy.to_page] = w->page[a->copy.from_page];
+        for (uint32_t r = 0; a->copy.page && r < 1u << sim_split(s, w); r++)
+            w->page[(a->copy.to_page << sim_split(s, w)) + r] =
+                w->page[(a->copy.from_page << sim_split(s, w)) + r];
         return;
     case TD_DECODE_FREE_IDS:
         give_ids(s, w, a->ids);
@@ -308,6 +310,7 @@ static void make_machine(struct sim *s, struct sim_worker *w) {
             .epoch = w->epoch,
             .numerics_id = 1,
             .layout = &s->layout,
+            .split = sim_split(s, w),
             .pages = s->o.pages,
             .slots = s->o.slots,
             .max_context = MAX_CONTEXT,
@@ -327,6 +330,7 @@ static void make_machine(struct sim *s, struct sim_worker *w) {
             .epoch = w->epoch,
             .numerics_id = 1,
             .layout = &s->layout,
+            .split = sim_split(s, w),
             .pages = s->o.pages,
             .slots = s->o.slots,
             .max_context = MAX_CONTEXT,

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "common/kv/layout.h"
+#include "common/kv/split.h"
 #include "common/kv/wire.h"
 
 /* The real model: 43 layers, two plain, then CSA and HCA in turn: 21 and 20. */
@@ -307,6 +308,38 @@ static void test_block_sizes(void **state) {
     assert_int_equal(td_kv_block_tokens(257, 1), 1);
 }
 
+/* Every 1 << split neighbouring pages are on as many ranks, and a rank's are an equal stretch of
+ * the shards, whatever the number of ranks. */
+static void test_owners(void **state) {
+    (void)state;
+    static const uint32_t shard[TD_KV_SHARDS] = {0, 4, 2, 6, 1, 5, 3, 7};
+    for (uint32_t a = 0; a < 64; a++) {
+        assert_int_equal(td_kv_shard(a), shard[a % 8]);
+        assert_int_equal(td_kv_shard(td_kv_shard(a)), a % 8);
+        assert_int_equal(td_kv_page_rank(a, 0), 0);
+        assert_int_equal(td_kv_page_rank(a, 1), a % 2);
+        assert_int_equal(td_kv_page_rank(a, 2), shard[a % 8] / 2);
+        assert_int_equal(td_kv_page_rank(a, 3), shard[a % 8]);
+    }
+    for (uint32_t split = 0; split <= TD_KV_MAX_SPLIT; split++) {
+        for (uint32_t first = 0; first < 64; first += 1u << split) {
+            uint32_t seen = 0;
+            for (uint32_t i = 0; i < 1u << split; i++)
+                seen |= 1u << td_kv_page_rank(first + i, split);
+            assert_int_equal(seen, (1u << (1u << split)) - 1);
+        }
+        assert_int_equal(td_kv_page_tokens(split), 256u << split);
+        assert_int_equal(td_kv_pages(1, split), 1);
+        assert_int_equal(td_kv_pages(256u << split, split), 1);
+        assert_int_equal(td_kv_pages((256u << split) + 1, split), 2);
+    }
+    static const uint32_t pages[] = {70, 71, 72};
+    assert_int_equal(td_kv_page_of_block(pages, 5, 5, 2), 70); /* blocks 4..7 are page 1's */
+    assert_int_equal(td_kv_page_of_block(pages, 5, 7, 2), 70);
+    assert_int_equal(td_kv_page_of_block(pages, 5, 8, 2), 71);
+    assert_int_equal(td_kv_page_of_block(pages, 5, 7, 0), 72);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_real_model_bytes),
@@ -317,6 +350,7 @@ int main(void) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_copy_page),
         cmocka_unit_test(test_block_sizes),
+        cmocka_unit_test(test_owners),
         cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
