@@ -3,7 +3,8 @@
  *
  * Every rank of a worker does the same calls. What is computed from `h` alone every rank computes
  * whole; of heads, output groups, experts and vocabulary it has its share, and three times a rank's
- * part becomes all ranks' whole: the embedding, attn_out and ffn_out. */
+ * part becomes all ranks' whole: the embedding, attn_out and ffn_out. Where ranks share the entries
+ * too, each computes its entries' part of all heads. */
 #include "kernels/forward.h"
 
 #include <math.h>

@@ -82,6 +82,10 @@ static void void_gather(const struct td_device *d, const struct td_all_gather_ar
     if (!is_bad(d)) td_backend_cpu.all_gather(d, a);
 }
 
+static void void_exchange(const struct td_device *d, const struct td_all_to_all_args *a) {
+    if (!is_bad(d)) td_backend_cpu.all_to_all(d, a);
+}
+
 static td_status faulty_wait(struct td_device *d, enum td_lane lane, struct td_error *err) {
     (void)lane;
     return is_bad(d) ? td_fail(err, TD_IO, "%s: a fault of the device", op_name[fault.op]) : TD_OK;
@@ -113,7 +117,7 @@ static struct td_model *model(void) {
 static struct td_engine *engine(uint32_t silence_ms) {
     struct td_engine_options o = td_test_options();
     struct td_engine *e;
-    o.ref = o.nvfp4_activations = true; /* every op is used */
+    o.ref = o.nvfp4_activations = o.kv_split = true; /* every op is used */
     o.row_dtype = TD_KV_ROW_FP8;
     o.index_topk = 4;
     o.ranks = o.threads = 4;
@@ -126,6 +130,7 @@ static struct td_engine *engine(uint32_t silence_ms) {
     faulty.wait = faulty_wait;
     faulty.all_reduce = void_reduce;
     faulty.all_gather = void_gather;
+    faulty.all_to_all = void_exchange;
     o.backend = &faulty;
     set_fault(0, OPS, 0, false);
     if (td_engine_create(model(), &o, &e, &err) != TD_OK) fail_msg("%s", err.text);
@@ -179,7 +184,7 @@ static void failures_at_every_op(void **state) {
 /* At some: each takes the time that silence is allowed. */
 static void hangs_are_named(void **state) {
     (void)state;
-    static const uint32_t at[] = {AT_embed, AT_attend, AT_expert_linear, AT_hc_head};
+    static const uint32_t at[] = {AT_embed, AT_attend_part, AT_expert_linear, AT_hc_head};
     for (uint32_t i = 0; i < sizeof at / sizeof *at; i++) {
         struct td_engine *e = engine(SILENCE_MS);
         uint32_t rank = 3 - i, op = at[i];
