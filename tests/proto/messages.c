@@ -60,6 +60,7 @@ static const struct field fields[] = {
     NEW(HELLO, hello, selection_max, U32),
     F(HELLO, hello, xfer_address, ADDRESS),
     NEW(HELLO, hello, xfer_number, U32),
+    NEW(HELLO, hello, page_tokens, U32),
     F(HELLO, hello, settings, SETTINGS),
     F(HELLO_REPLY, hello_reply, version, U32),
     F(HELLO_REPLY, hello_reply, epoch, U64),

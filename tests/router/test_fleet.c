@@ -297,6 +297,12 @@ static void test_choices(void **state) {
     assert_int_equal(pair.decode, 3);
     need.choices = 4;
     assert_int_equal(td_fleet_choose(&fleet, 0, need, false, false, &pair, &when), TD_UNREACHABLE);
+    /* Pages of four ranks that share them: the prompt is inside one. */
+    struct td_msg_hello s = hello(TD_ROLE_DECODE, "d2", 5);
+    s.slots = 16, s.pages = 4, s.page_tokens = 1024;
+    td_fleet_join(&fleet, 0, &s, &replaced);
+    td_fleet_proven(&fleet, (struct td_pair){1, 5});
+    assert_int_equal(td_fleet_choices(&fleet, need, false), 4);
 }
 
 /* Nothing but the word that the engine is busy counts, whatever else waits or runs there. */
