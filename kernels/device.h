@@ -94,7 +94,7 @@ struct td_all_reduce_args {
 struct td_all_gather_args {
     void *buffer;
     size_t at[TD_MAX_RANKS + 1]; /* ascending */
-    const void *own;             /* NULL: what the rank has lies in its place */
+    const void *own;             /* aligned as its place is; NULL: what the rank has lies there */
 };
 /* Part r of rank s's x becomes part s of rank r's y, a rank's own too. x is not y. */
 struct td_all_to_all_args {

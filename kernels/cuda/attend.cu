@@ -40,6 +40,12 @@ static __global__ void attend_heads(struct td_attend a, uint32_t most) {
         for (uint32_t m = 0; m < s.count; m++)
             den = den + score[m];
         den_max[0] = den + td_exp(a.sink[h] - max);
+        if (a.ml) {
+            float *ml = a.ml + 2 * ((size_t)blockIdx.x * a.heads + h);
+            ml[0] = max;
+            ml[1] = den_max[0];
+            den_max[0] = 1.0f;
+        }
     }
     float o[D / THREADS];
     for (uint32_t b = 0; b < s.count; b += TD_BLOCK) {

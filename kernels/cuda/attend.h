@@ -13,7 +13,7 @@ struct td_attend {
     const void *rows;
     const float *sink;
     const int32_t *selected;
-    float *o;
+    float *o, *ml; /* ml: the window's part */
 };
 
 static inline struct td_attend td_attend_of(const struct td_attend_args *a) {
@@ -26,12 +26,13 @@ static inline struct td_attend td_attend_of(const struct td_attend_args *a) {
     p.sink = a->sink;
     p.selected = a->selected;
     p.o = a->o;
+    p.ml = a->ml;
     return p;
 }
 
 /* The largest set that this call may meet. */
 static inline uint32_t td_attend_most(const struct td_attend_args *a) {
-    uint32_t ratio = a->batch->kv->ratio[a->layer];
+    uint32_t ratio = a->ml ? 0 : a->batch->kv->ratio[a->layer];
     if (ratio == TD_CSA_RATIO) return TD_WINDOW + a->topk;
     if (ratio == TD_HCA_RATIO) return TD_WINDOW + a->batch->max_pos / TD_HCA_RATIO + 1;
     return TD_WINDOW;
@@ -39,12 +40,19 @@ static inline uint32_t td_attend_most(const struct td_attend_args *a) {
 
 #ifdef TD_CUDA_EMULATED
 #define td_cuda_attend_groups td_emulated_attend_groups
-#define td_cuda_attend_groups_bytes td_emulated_attend_groups_bytes
+#define td_cuda_attend_bytes td_emulated_attend_bytes
 #endif
 /* The form for Hopper (groups.cu). False where it does not serve: nothing was done. */
 bool td_cuda_attend_groups(const struct td_device *d, const struct td_attend_args *a);
-/* Of its workspace, zeroed at first: td_cuda.attend. */
-size_t td_cuda_attend_groups_bytes(void);
+
+/* Workspace of the sparse core, zeroed at first: [TD_ATTEND_SLOTS] of what one block leaves for
+ * another, of 64 heads, then what groups.cu counts arrivals with, zero between launches. */
+enum { TD_ATTEND_SLOTS = 512, TD_ATTEND_HEADS = 64 };
+struct td_attend_left {
+    float o[TD_ATTEND_HEADS * TD_HEAD_DIM];
+    float max[TD_ATTEND_HEADS], sum[TD_ATTEND_HEADS];
+};
+size_t td_cuda_attend_bytes(void);
 
 struct td_attend_set {
     const struct td_op_run *run;
@@ -72,7 +80,7 @@ static __device__ inline uint32_t td_attend_chosen(const int32_t *selected, uint
 static __device__ inline struct td_attend_set td_attend_set_of(const struct td_attend *a,
                                                                uint32_t i) {
     struct td_attend_set s;
-    uint32_t ratio = a->kv.ratio[a->layer];
+    uint32_t ratio = a->ml ? 0 : a->kv.ratio[a->layer];
     s.run = &a->b.run[a->b.row[i].run];
     s.pos = a->b.row[i].pos;
     s.window = s.pos + 1 < TD_WINDOW ? s.pos + 1 : (uint32_t)TD_WINDOW;
@@ -95,11 +103,12 @@ td_attend_member(const struct td_attend *a, const struct td_attend_set *s, uint3
     }
     uint32_t e = m - s->window;
     if (!s->selected)
-        return td_kv_hca_row(&a->kv, a->b.pool, a->layer, s->run->pages[e / TD_KV_HCA_PER_PAGE],
+        return td_kv_hca_row(&a->kv, a->b.pool, a->layer,
+                             td_op_page(&a->b, s->run, e / TD_KV_HCA_PER_PAGE),
                              e % TD_KV_HCA_PER_PAGE);
     uint32_t w = (uint32_t)s->selected[e];
-    return td_kv_csa_row(&a->kv, a->b.pool, a->layer, s->run->pages[w / TD_KV_CSA_PER_PAGE],
-                         w % TD_KV_CSA_PER_PAGE);
+    return td_kv_csa_row(&a->kv, a->b.pool, a->layer,
+                         td_op_page(&a->b, s->run, w / TD_KV_CSA_PER_PAGE), w % TD_KV_CSA_PER_PAGE);
 }
 
 #endif

@@ -273,6 +273,7 @@ static void reduce(const struct td_device *d, const struct td_all_reduce_args *a
 
 template <class T> struct gathering {
     T *buffer;
+    const T *own; /* the rank's part */
     size_t at[TD_MAX_RANKS + 1];
 };
 
@@ -303,10 +304,11 @@ static __global__ void __launch_bounds__(THREADS)
         for (uint32_t q = 0; q < R; q++) {
             if (q != m.rank) continue;
             for (size_t i = at + threadIdx.x; i < n[q] && i < at + most; i += THREADS) {
-                T v = a.buffer[first[q] + i];
+                T v = a.own[first[q] - a.at[q] + i];
 #pragma unroll
                 for (uint32_t to = 0; to < R; to++)
                     if (to != q) room_of<T, R>(&m, to, q, epoch)[i - at] = v;
+                if (a.own != a.buffer + a.at[q]) a.buffer[first[q] + i] = v;
             }
         }
         if (!meet<R>(&m, epoch)) return;
@@ -324,8 +326,10 @@ static __global__ void __launch_bounds__(THREADS)
 template <class T, int R>
 static void gather(const struct td_device *d, const struct td_all_gather_args *a) {
     const struct td_comm *c = td_comm_of(d);
+    const unsigned char *own = (const unsigned char *)a->own;
+    if (!own) own = (const unsigned char *)a->buffer + a->at[d->rank];
     struct gathering<T> g = {
-        (T *)a->buffer, {
+        (T *)a->buffer, (const T *)(const void *)own, {
             0
         }
     };
@@ -338,6 +342,52 @@ static void gather(const struct td_device *d, const struct td_all_gather_args *a
     if (longest == 0) return;
     if (blocks > c->blocks) blocks = c->blocks;
     TD_LAUNCH(d, "all_gather", (gather_parts<T, R>), blocks, THREADS, 0, c->mail, g);
+}
+
+/* ---- to each its own ---- */
+
+struct parts {
+    const uint4 *x;
+    uint4 *y;
+    size_t n; /* of a part */
+};
+
+template <int R>
+static __global__ void __launch_bounds__(THREADS)
+    exchange_parts(const __grid_constant__ struct td_mail m,
+                   const __grid_constant__ struct parts a) {
+    const size_t most = TD_MAIL_ROOM / sizeof(uint4), stop = a.n * (blockIdx.x + 1) / gridDim.x;
+    uint32_t epoch;
+    if (!begin(&m, &epoch)) return;
+    for (size_t at = a.n * blockIdx.x / gridDim.x; at < stop; at += most) {
+        size_t n = stop - at < most ? stop - at : most;
+        epoch++;
+#pragma unroll
+        for (uint32_t q = 0; q < R; q++) {
+            const uint4 *x = a.x + a.n * q + at;
+            uint4 *to = q == m.rank ? a.y + a.n * q + at : room_of<uint4, R>(&m, q, m.rank, epoch);
+            for (size_t i = threadIdx.x; i < n; i += THREADS)
+                to[i] = x[i];
+        }
+        if (!meet<R>(&m, epoch)) return;
+#pragma unroll
+        for (uint32_t q = 0; q < R; q++) {
+            const uint4 *room = room_of<uint4, R>(&m, m.rank, q, epoch);
+            for (size_t i = threadIdx.x; q != m.rank && i < n; i += THREADS)
+                a.y[a.n * q + at + i] = load(room + i);
+        }
+    }
+    end(&m, epoch);
+}
+
+template <int R>
+static void exchange(const struct td_device *d, const struct td_all_to_all_args *a) {
+    const struct td_comm *c = td_comm_of(d);
+    struct parts p = {(const uint4 *)a->x, (uint4 *)a->y, a->bytes / sizeof(uint4)};
+    uint32_t blocks = td_ceil(p.n, THREADS);
+    if (p.n == 0) return;
+    if (blocks > c->blocks) blocks = c->blocks;
+    TD_LAUNCH(d, "all_to_all", exchange_parts<R>, blocks, THREADS, 0, c->mail, p);
 }
 
 /* ---- entries ---- */
@@ -380,4 +430,18 @@ extern "C" void TD_FAST(all_gather)(const struct td_device *d, const struct td_a
     for (uint32_t q = 0; q <= ranks; q++)
         odd |= a->at[q] % 16;
     OF_RANKS(ranks, odd == 0, gather, d, a)
+}
+
+extern "C" void TD_FAST(all_to_all)(const struct td_device *d, const struct td_all_to_all_args *a) {
+    switch (td_comm_of(d)->ranks) {
+    case 2:
+        exchange<2>(d, a);
+        break;
+    case 4:
+        exchange<4>(d, a);
+        break;
+    case 8:
+        exchange<8>(d, a);
+        break;
+    }
 }

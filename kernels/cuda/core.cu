@@ -5,7 +5,7 @@
  * order with a running maximum, so a result does not depend on what else is in the step. Each of
  * its 8 warps owns 64 of the 512 values of a row (in FP8 rows that is one scale), for the scores
  * and for the sum alike: it alone reads them, and only scores are exchanged. */
-#include "kernels/cuda/attend.h"
+#include "kernels/cuda/parts.h"
 #include "kernels/cuda/mma.h"
 
 enum {
@@ -28,20 +28,19 @@ struct shared {
     float factor[HEADS];
     const uint8_t *values[LISTED]; /* of a stretch of members; NULL beyond the set */
     uint32_t scales[LISTED];       /* FP8: bytes from the values to the scales */
+    uint32_t scratch[TD_PART_SCRATCH];
 };
 
 /* Where members first .. first + LISTED - 1 are: page and slot are many loads away, so everyone
  * looks some up at once. */
 static __device__ void list_members(const struct td_attend *a, const struct td_attend_set *set,
                                     uint32_t first, struct shared *s) {
-    __syncthreads();
     for (uint32_t i = threadIdx.x; i < LISTED; i += THREADS) {
         struct td_kv_row row = {NULL, NULL};
         if (first + i < set->count) row = td_attend_member(a, set, first + i);
         s->values[i] = (const uint8_t *)row.values;
         s->scales[i] = row.scales ? (uint32_t)(row.scales - (const uint8_t *)row.values) : 0;
     }
-    __syncthreads();
 }
 
 /* This warp's slices of a chunk, on their way: piece i of a lane is 8 values of member
@@ -92,22 +91,24 @@ static __device__ void store_slices(const struct slices *from, bool fp8, uint32_
     }
 }
 
-/* Two heads' worth of queries per register pair: operand (m, k step) of the warp's slice. */
-static __device__ void load_queries(const struct td_attend *a, uint32_t i, uint32_t head,
-                                    uint32_t warp, uint32_t q[2][SLICE / 16][4]) {
+/* Two heads' worth of queries per register pair: operand (m, k step) of the warp's slice.
+ * query_of(h): of the block's head h, or NULL beyond the last one. */
+template <typename QUERY>
+static __device__ void load_queries(const QUERY &query_of, uint32_t warp,
+                                    uint32_t q[2][SLICE / 16][4]) {
     uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            uint32_t h = head + m * 16 + r * 8 + g;
-            const float *from = a->q + ((size_t)i * a->heads + h) * D + warp * SLICE + t * 8;
+            const float *from = query_of(m * 16 + r * 8 + g);
+            uint32_t at = warp * SLICE + t * 8;
 #pragma unroll
             for (int c = 0; c < SLICE / 32; c++) { /* 8 values side by side: two steps */
                 float4 u = {0.0f, 0.0f, 0.0f, 0.0f}, v = u;
-                if (h < a->heads) {
-                    u = *(const float4 *)(from + c * 32);
-                    v = *(const float4 *)(from + c * 32 + 4);
+                if (from) {
+                    u = *(const float4 *)(from + at + c * 32);
+                    v = *(const float4 *)(from + at + c * 32 + 4);
                 }
                 q[m][2 * c][r] = td_bf16_pair(u.x, u.y);
                 q[m][2 * c][r + 2] = td_bf16_pair(u.z, u.w);
@@ -220,25 +221,25 @@ static __device__ void accumulate(const struct shared *s, const uint16_t (*rows)
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, 1) core_tiles(struct td_attend a) {
-    TD_SHARED(struct shared, s);
-    uint32_t i = blockIdx.x, head = blockIdx.y * HEADS, t = threadIdx.x, warp = t / 32;
-    struct td_attend_set set = td_attend_set_of(&a, i);
-    bool fp8 = a.kv.row_dtype == TD_KV_ROW_FP8;
-    uint32_t q[2][SLICE / 16][4], own = head + t / 8;
-    float o[2][SLICE / 8][4];
+/* Through a set of `count` members, listed by list(first) as they are needed: o of the warp's
+ * columns, undivided, and the running sums, to which `run` is the start. */
+template <typename QUERY, typename LIST>
+static __device__ void walk(const QUERY &query_of, const LIST &list, uint32_t count, bool fp8,
+                            struct shared *s, float o[2][SLICE / 8][4], struct running *run) {
+    uint32_t warp = threadIdx.x / 32, q[2][SLICE / 16][4];
     struct slices next;
-    struct running run = {own < a.heads ? a.sink[own] : 0.0f, 1.0f}; /* the sink's exp(0) */
     uint16_t(*rows)[PITCH] = s->rows[warp];
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
         for (int n = 0; n < SLICE / 8; n++)
             o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0.0f;
-    load_queries(&a, i, head, warp, q);
-    for (uint32_t first = 0; first < set.count; first += MEMBERS) {
+    load_queries(query_of, warp, q);
+    for (uint32_t first = 0; first < count; first += MEMBERS) {
         if (first % LISTED == 0) {
-            list_members(&a, &set, first, s);
+            __syncthreads();
+            list(first);
+            __syncthreads();
             load_slices(s, 0, fp8, warp, &next);
         }
         __syncwarp();
@@ -248,12 +249,36 @@ static __global__ void __launch_bounds__(THREADS, 1) core_tiles(struct td_attend
         __syncwarp();
         score(q, rows, s->part[warp]);
         __syncthreads();
-        weigh(s, &run, first, set.count);
+        weigh(s, run, first, count);
         __syncthreads();
         accumulate(s, rows, o);
     }
     __syncthreads();
-    if (t % 8 == 0) s->factor[t / 8] = run.sum;
+}
+
+static __global__ void __launch_bounds__(THREADS, 1) core_tiles(struct td_attend a) {
+    TD_SHARED(struct shared, s);
+    uint32_t i = blockIdx.x, head = blockIdx.y * HEADS, t = threadIdx.x, warp = t / 32;
+    struct td_attend_set set = td_attend_set_of(&a, i);
+    bool fp8 = a.kv.row_dtype == TD_KV_ROW_FP8;
+    uint32_t own = head + t / 8;
+    float o[2][SLICE / 8][4];
+    struct running run = {own < a.heads ? a.sink[own] : 0.0f, 1.0f}; /* the sink's exp(0) */
+    auto query_of = [&](uint32_t h) {
+        return head + h < a.heads ? a.q + ((size_t)i * a.heads + head + h) * D
+                                  : (const float *)NULL;
+    };
+    walk(
+        query_of, [&](uint32_t first) { list_members(&a, &set, first, s); }, set.count, fp8, s, o,
+        &run);
+    if (t % 8 == 0) {
+        s->factor[t / 8] = a.ml ? 1.0f : run.sum;
+        if (a.ml && own < a.heads) {
+            float *ml = a.ml + ((size_t)i * a.heads + own) * 2;
+            ml[0] = run.max;
+            ml[1] = run.sum;
+        }
+    }
     __syncthreads();
     uint32_t g = t % 32 / 4;
 #pragma unroll
@@ -282,4 +307,55 @@ void TD_FAST(attend)(const struct td_device *d, const struct td_attend_args *a) 
     td_cuda_allow_shared(d, (const void *)core_tiles, sizeof(struct shared), "attend");
     TD_LAUNCH(d, "attend", core_tiles, dim3(p.b.n, td_ceil(a->heads, HEADS)), THREADS,
               sizeof(struct shared), p);
+}
+
+/* ---- parts of shards ---- */
+
+/* A block has all members of a shard, of one token and 32 heads, and leaves its sums. */
+static __global__ void __launch_bounds__(THREADS, 1)
+    part_tiles(const __grid_constant__ struct td_parts a) {
+    TD_SHARED(struct shared, s);
+    uint32_t i = a.from + blockIdx.z, head = blockIdx.y * HEADS, t = threadIdx.x,
+             shard = blockIdx.x;
+    struct td_attend_left *left = td_parts_left(&a, blockIdx.z, head / TD_ATTEND_HEADS, shard);
+    uint32_t base = head % TD_ATTEND_HEADS, own = base + t / 8;
+    bool fp8 = a.kv.row_dtype == TD_KV_ROW_FP8;
+    auto list_from = [&](uint32_t first) {
+        return td_parts_list<THREADS>(&a, i, shard, first, LISTED, s->values, s->scales,
+                                      s->scratch);
+    };
+    uint32_t count = list_from(0);
+    if (count == 0) { /* the whole block */
+        if (t % 8 == 0) left->sum[own] = 0.0f;
+        return;
+    }
+    auto query_of = [&](uint32_t h) { return td_parts_query(&a, i, head + h); };
+    float o[2][SLICE / 8][4];
+    struct running run = {-1e30f, 0.0f};
+    walk(
+        query_of,
+        [&](uint32_t first) {
+            if (first > 0) list_from(first);
+        },
+        count, fp8, s, o, &run);
+    if (t % 8 == 0) {
+        left->max[own] = run.max;
+        left->sum[own] = run.sum;
+    }
+    uint32_t row = base + t % 32 / 4, column = t / 32 * SLICE + t % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int n = 0; n < SLICE / 8; n++) {
+                float2 v = {o[m][n][2 * r], o[m][n][2 * r + 1]};
+                *(float2 *)&left->o[(row + m * 16 + r * 8) * D + column + n * 8] = v;
+            }
+}
+
+void td_cuda_part_tiles(const struct td_device *d, const struct td_parts *p, uint32_t n) {
+    dim3 grid(p->shards, td_ceil(p->all_heads, HEADS), n);
+    td_cuda_allow_shared(d, (const void *)part_tiles, sizeof(struct shared), "attend_part");
+    TD_LAUNCH(d, "attend_part", part_tiles, grid, THREADS, sizeof(struct shared), *p);
 }

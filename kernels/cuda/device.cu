@@ -103,15 +103,13 @@ static td_status cuda_open(struct td_device *d, uint32_t index, struct td_error 
     c->major = p.major;
     c->minor = p.minor;
     c->shared_max = p.sharedMemPerBlockOptin;
-    if (c->major == 9) { /* planned with the context */
-        e = cudaMalloc(&c->attend, td_cuda_attend_groups_bytes());
-        if (e == cudaSuccess)
-            e = cudaMemsetAsync(c->attend, 0, td_cuda_attend_groups_bytes(),
-                                c->stream[TD_LANE_STEP]);
-        if (e != cudaSuccess) {
-            cuda_close(d);
-            return fail(err, TD_NO_MEMORY, "device", e);
-        }
+    /* Planned with the context. */
+    e = cudaMalloc((void **)&c->attend, td_cuda_attend_bytes());
+    if (e == cudaSuccess)
+        e = cudaMemsetAsync(c->attend, 0, td_cuda_attend_bytes(), c->stream[TD_LANE_STEP]);
+    if (e != cudaSuccess) {
+        cuda_close(d);
+        return fail(err, TD_NO_MEMORY, "device", e);
     }
     return TD_OK;
 }
@@ -331,7 +329,7 @@ static void cuda_reach(struct td_device *d, enum td_lane lane, uint32_t i) {
 /* ---- ops ---- */
 
 #define X(op) TD_PLAIN(op),
-static const struct td_ops plain = {"cuda plain", TD_OPS_ALWAYS(X)};
+static const struct td_ops plain = {"cuda plain", TD_OPS_MAP(X)};
 #undef X
 
 static td_status cuda_ops(struct td_device *d, uint64_t force_ref, struct td_ops *ret,
@@ -347,7 +345,7 @@ static td_status cuda_ops(struct td_device *d, uint64_t force_ref, struct td_ops
     if (force_ref & bit) ret->op = plain.op;                                                       \
     if (!ret->op) return td_fail(err, TD_UNSUPPORTED, "cuda: op %s has no kernel", #op);           \
     bit <<= 1;
-    TD_OPS_ALWAYS(X)
+    TD_OPS_MAP(X)
 #undef X
     return TD_OK;
 }
@@ -389,6 +387,7 @@ const struct td_backend td_backend_cuda = {
     .leave = TD_FAST(leave),
     .all_reduce = TD_FAST(all_reduce),
     .all_gather = TD_FAST(all_gather),
+    .all_to_all = TD_FAST(all_to_all),
     .break_off = TD_FAST(break_off),
     .mark = cuda_mark,
     .reach = cuda_reach,

@@ -7,51 +7,48 @@
  * both products and nothing is exchanged. The groups of a token are added in ascending order by the
  * block that ends last; the others leave theirs in the device's workspace. So a result depends
  * neither on what else is in the step nor on the order in which blocks run. */
-#include "kernels/cuda/attend.h"
+#include "kernels/cuda/parts.h"
 #include "kernels/cuda/wgmma.h"
 
 enum {
     THREADS = 256,
     D = TD_HEAD_DIM,
-    HEADS = 64,
+    HEADS = TD_ATTEND_HEADS,
     MEMBERS = 64, /* of a chunk */
     GROUP = 320,
+    LISTED = TD_PART_GROUP, /* the most members of a group */
     TILES = D / TD_TILE,
     TILE = MEMBERS * TD_TILE, /* values */
     FP8_ROW = TD_KV_FP8_ROW_DIM + 2 * (TD_KV_ROW_DIM - TD_KV_FP8_ROW_DIM),
     RAW = FP8_ROW + 16, /* bytes between raw rows: values, scales */
-    SLOTS = 512         /* groups that the workspace has room for */
+    SLOTS = TD_ATTEND_SLOTS
 };
 
 struct shared {
     uint16_t q[TILES][TILE];
     uint16_t rows[2][TILES][TILE];
     uint8_t more[2 * MEMBERS * RAW - 2 * TILES * TILE]; /* FP8: rows[1] and this, two raw chunks */
-    const uint8_t *values[GROUP];                       /* NULL beyond the set */
-    uint32_t scales[GROUP]; /* FP8: bytes from the values to the scales */
+    const uint8_t *values[LISTED];                      /* NULL beyond the set */
+    uint32_t scales[LISTED]; /* FP8: bytes from the values to the scales */
     float sum[HEADS];
-    uint32_t order;
+    uint32_t order, scratch[TD_PART_SCRATCH];
 };
 
-/* What blocks of a token leave for the one that ends last. */
-struct group {
-    float o[HEADS * D];
-    float max[HEADS], sum[HEADS];
-};
 struct arrivals {
     uint32_t arrived, ready;
 };
 
 struct work {
-    struct group *group;       /* [tokens, head blocks, groups] */
-    struct arrivals *arrivals; /* [tokens, head blocks] */
-    uint32_t first;            /* token of blockIdx.z 0 */
+    struct td_attend_left *group; /* [tokens, head blocks, groups] */
+    struct arrivals *arrivals;    /* [tokens, head blocks] */
+    uint32_t first;               /* token of blockIdx.z 0 */
 };
 
 #ifdef TD_HAS_WGMMA
 
 #define SCALE2 0.06375871732f /* 512^-0.5 log2 e */
 #define LOG2E 1.44269504f
+#define LN2 0.693147181f
 
 static __device__ void list_members(const struct td_attend *a, const struct td_attend_set *set,
                                     uint32_t first, struct shared *s) {
@@ -63,16 +60,17 @@ static __device__ void list_members(const struct td_attend *a, const struct td_a
     }
 }
 
-static __device__ void load_queries(const struct td_attend *a, uint32_t i, uint32_t head,
-                                    struct shared *s) {
+/* query_of(h): of the block's head h, or NULL beyond the last one. */
+template <typename QUERY>
+static __device__ void load_queries(const QUERY &query_of, struct shared *s) {
 #pragma unroll 8
     for (uint32_t j = 0; j < HEADS * D / 8 / THREADS; j++) {
         uint32_t u = j * THREADS + threadIdx.x, h = u / (D / 8), c = u % (D / 8) * 8;
-        const float *from = a->q + ((size_t)i * a->heads + head + h) * D + c;
+        const float *from = query_of(h);
         float4 v = {0.0f, 0.0f, 0.0f, 0.0f}, w = v;
-        if (head + h < a->heads) {
-            v = *(const float4 *)from;
-            w = *(const float4 *)(from + 4);
+        if (from) {
+            v = *(const float4 *)(from + c);
+            w = *(const float4 *)(from + c + 4);
         }
         uint4 r = {td_bf16_pair(v.x, v.y), td_bf16_pair(v.z, v.w), td_bf16_pair(w.x, w.y),
                    td_bf16_pair(w.z, w.w)};
@@ -176,7 +174,7 @@ static __device__ void weigh(float score[32], uint32_t left, struct running *run
 }
 
 /* True in the block that is to add up all groups of the token, when the others have left theirs. */
-static __device__ bool ends_last(struct arrivals *at, uint32_t groups, struct group *own,
+static __device__ bool ends_last(struct arrivals *at, uint32_t groups, struct td_attend_left *own,
                                  const struct running *run, const float o[128], struct shared *s) {
     uint32_t t = threadIdx.x, g = t % 32 / 4;
     if (t == 0) s->order = atomicAdd(&at->arrived, 1u);
@@ -208,9 +206,10 @@ static __device__ bool ends_last(struct arrivals *at, uint32_t groups, struct gr
 }
 
 /* Factors of every group for every head to factor[groups][HEADS], and 1 over the sum to s->sum. */
-static __device__ void weigh_groups(const struct td_attend *a, const struct group *group,
-                                    uint32_t groups, uint32_t own, uint32_t head,
-                                    const struct running *run, float *factor, struct shared *s) {
+static __device__ void weigh_groups(const struct td_attend *a, uint32_t i,
+                                    const struct td_attend_left *group, uint32_t groups,
+                                    uint32_t own, uint32_t head, const struct running *run,
+                                    float *factor, struct shared *s) {
     uint32_t t = threadIdx.x, g = t % 32 / 4;
     if (t < 128 && t % 4 == 0)
         for (int r = 0; r < 2; r++) {
@@ -224,13 +223,19 @@ static __device__ void weigh_groups(const struct td_attend *a, const struct grou
                 factor[j * HEADS + h] = f;
                 sum += (j == own ? run->sum[r] : __ldcg(&group[j].sum[h])) * f;
             }
-            s->sum[h] = 1.0f / (sum + td_exp2(sink - max));
+            sum += td_exp2(sink - max);
+            s->sum[h] = a->ml ? 1.0f : 1.0f / sum;
+            if (a->ml && head + h < a->heads) {
+                float *ml = a->ml + ((size_t)i * a->heads + head + h) * 2;
+                ml[0] = max * LN2;
+                ml[1] = sum;
+            }
         }
     __syncthreads();
 }
 
 static __device__ void write_sums(const struct td_attend *a, uint32_t i, uint32_t head,
-                                  const struct group *group, uint32_t groups, uint32_t own,
+                                  const struct td_attend_left *group, uint32_t groups, uint32_t own,
                                   const float o[128], const float *factor, const struct shared *s) {
     enum { PART = 8 }; /* vectors asked for together */
     uint32_t t = threadIdx.x, row = t / 32 % 4 * 16 + t % 32 / 4;
@@ -276,29 +281,17 @@ static __device__ void write_sums(const struct td_attend *a, uint32_t i, uint32_
     }
 }
 
-#endif
-
-template <bool FP8>
-static __global__ void __launch_bounds__(THREADS, 1)
-    core_groups(const __grid_constant__ struct td_attend a, const __grid_constant__ struct work w) {
-#ifdef TD_HAS_WGMMA
-    TD_SHARED(unsigned char, memory);
-    struct shared *s = (struct shared *)td_tile_memory(memory);
-    uint32_t i = w.first + blockIdx.z, own = blockIdx.x, head = blockIdx.y * HEADS, t = threadIdx.x;
-    struct td_attend_set set = td_attend_set_of(&a, i);
-    uint32_t first = own * GROUP, groups = td_ceil(set.count, GROUP);
-    if (first >= set.count) return; /* the whole block */
-    uint32_t count = set.count - first < GROUP ? set.count - first : GROUP;
-    uint32_t chunks = td_ceil(count, MEMBERS);
-    float o[128];
-    struct running run = {{-1e30f, -1e30f}, {0.0f, 0.0f}};
-    list_members(&a, &set, first, s);
-    __syncthreads();
+/* Through the `count` members that are listed, one at least: o and its sums, of a thread's places.
+ */
+template <bool FP8, typename QUERY>
+static __device__ void walk(const QUERY &query_of, uint32_t count, struct shared *s, float o[128],
+                            struct running *run) {
+    uint32_t t = threadIdx.x, chunks = td_ceil(count, MEMBERS);
     if (FP8)
         copy_raw(s, 0);
     else
         copy_rows(s, 0);
-    load_queries(&a, i, head, s);
+    load_queries(query_of, s);
 #pragma unroll
     for (int k = 0; k < 128; k++)
         o[k] = 0.0f;
@@ -329,7 +322,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             for (int k = 0; k < TD_TILE; k += 16)
                 td_wgmma_dots(score, s->q[tile], rows[tile], k);
         td_wgmma_end();
-        weigh(score, count - chunk * MEMBERS, &run, o, weight);
+        weigh(score, count - chunk * MEMBERS, run, o, weight);
         td_wgmma_begin();
 #pragma unroll
         for (int k = 0; k < MEMBERS / 16; k++)
@@ -338,21 +331,45 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        run.sum[r] += __shfl_xor_sync(0xffffffffu, run.sum[r], 1);
-        run.sum[r] += __shfl_xor_sync(0xffffffffu, run.sum[r], 2);
+        run->sum[r] += __shfl_xor_sync(0xffffffffu, run->sum[r], 1);
+        run->sum[r] += __shfl_xor_sync(0xffffffffu, run->sum[r], 2);
     }
+}
+
+#endif
+
+template <bool FP8>
+static __global__ void __launch_bounds__(THREADS, 1)
+    core_groups(const __grid_constant__ struct td_attend a, const __grid_constant__ struct work w) {
+#ifdef TD_HAS_WGMMA
+    TD_SHARED(unsigned char, memory);
+    struct shared *s = (struct shared *)td_tile_memory(memory);
+    uint32_t i = w.first + blockIdx.z, own = blockIdx.x, head = blockIdx.y * HEADS;
+    struct td_attend_set set = td_attend_set_of(&a, i);
+    uint32_t first = own * GROUP, groups = td_ceil(set.count, GROUP);
+    if (first >= set.count) return; /* the whole block */
+    uint32_t count = set.count - first < GROUP ? set.count - first : GROUP;
+    auto query_of = [&](uint32_t h) {
+        return head + h < a.heads ? a.q + ((size_t)i * a.heads + head + h) * D
+                                  : (const float *)NULL;
+    };
+    float o[128];
+    struct running run = {{-1e30f, -1e30f}, {0.0f, 0.0f}};
+    list_members(&a, &set, first, s);
+    __syncthreads();
+    walk<FP8>(query_of, count, s, o, &run);
     uint32_t at = blockIdx.z * gridDim.y + blockIdx.y;
-    struct group *group = w.group + (size_t)at * gridDim.x;
+    struct td_attend_left *group = w.group + (size_t)at * gridDim.x;
     if (groups > 1 && !ends_last(&w.arrivals[at], groups, &group[own], &run, o, s)) return;
     __syncthreads();
     float *factor = (float *)(void *)s->q; /* no longer needed */
-    weigh_groups(&a, group, groups, own, head, &run, factor, s);
+    weigh_groups(&a, i, group, groups, own, head, &run, factor, s);
     write_sums(&a, i, head, group, groups, own, o, factor, s);
 #endif
 }
 
-size_t td_cuda_attend_groups_bytes(void) {
-    return SLOTS * (sizeof(struct group) + sizeof(struct arrivals));
+size_t td_cuda_attend_bytes(void) {
+    return SLOTS * (sizeof(struct td_attend_left) + sizeof(struct arrivals));
 }
 
 template <bool FP8>
@@ -360,7 +377,7 @@ static void launch(const struct td_device *d, const struct td_attend *p, uint32_
     size_t shared = sizeof(struct shared) + TD_TILE_ROOM;
     uint32_t heads = td_ceil(p->heads, HEADS), tokens = SLOTS / (groups * heads);
     struct work w = {};
-    w.group = (struct group *)td_cuda_of(d)->attend;
+    w.group = td_cuda_of(d)->attend;
     w.arrivals = (struct arrivals *)(void *)(w.group + SLOTS);
     td_cuda_allow_shared(d, (const void *)core_groups<FP8>, shared, "attend");
     for (uint32_t from = 0; from < p->b.n; from += tokens) {
@@ -373,10 +390,63 @@ static void launch(const struct td_device *d, const struct td_attend *p, uint32_
 bool td_cuda_attend_groups(const struct td_device *d, const struct td_attend_args *a) {
     struct td_attend p = td_attend_of(a);
     uint32_t groups = td_ceil(td_attend_most(a), GROUP);
-    if (!td_cuda_of(d)->attend || groups * td_ceil(a->heads, HEADS) > SLOTS) return false;
+    if (td_cuda_of(d)->major != 9 || groups * td_ceil(a->heads, HEADS) > SLOTS) return false;
     if (p.kv.row_dtype == TD_KV_ROW_FP8)
         launch<true>(d, &p, groups);
     else
         launch<false>(d, &p, groups);
     return true;
+}
+
+/* ---- parts of shards ---- */
+
+/* A block has a group of a shard's members, of one token and 64 heads, and leaves its sums. */
+template <bool FP8>
+static __global__ void __launch_bounds__(THREADS, 1)
+    part_groups(const __grid_constant__ struct td_parts a) {
+#ifdef TD_HAS_WGMMA
+    TD_SHARED(unsigned char, memory);
+    struct shared *s = (struct shared *)td_tile_memory(memory);
+    uint32_t i = a.from + blockIdx.z, head = blockIdx.y * HEADS, t = threadIdx.x;
+    uint32_t shard = blockIdx.x / a.groups, first = blockIdx.x % a.groups * LISTED;
+    struct td_attend_left *left = td_parts_left(&a, blockIdx.z, blockIdx.y, blockIdx.x);
+    uint32_t all =
+        td_parts_list<THREADS>(&a, i, shard, first, LISTED, s->values, s->scales, s->scratch);
+    if (first >= all) { /* the whole block */
+        if (t < HEADS) left->sum[t] = 0.0f;
+        return;
+    }
+    auto query_of = [&](uint32_t h) { return td_parts_query(&a, i, head + h); };
+    float o[128];
+    struct running run = {{-1e30f, -1e30f}, {0.0f, 0.0f}};
+    __syncthreads();
+    walk<FP8>(query_of, all - first < LISTED ? all - first : (uint32_t)LISTED, s, o, &run);
+    uint32_t row = t / 32 % 4 * 16 + t % 32 / 4, column = t / 128 * (D / 2) + t % 4 * 2;
+#pragma unroll
+    for (int k = 0; k < 32; k++) {
+        float2 low = {o[4 * k], o[4 * k + 1]}, high = {o[4 * k + 2], o[4 * k + 3]};
+        *(float2 *)&left->o[row * D + column + k * 8] = low;
+        *(float2 *)&left->o[(row + 8) * D + column + k * 8] = high;
+    }
+    if (t < 128 && t % 4 == 0)
+        for (int r = 0; r < 2; r++) {
+            left->max[row + r * 8] = run.max[r] * LN2;
+            left->sum[row + r * 8] = run.sum[r];
+        }
+#endif
+}
+
+template <bool FP8>
+static void launch_parts(const struct td_device *d, const struct td_parts *p, uint32_t n) {
+    size_t shared = sizeof(struct shared) + TD_TILE_ROOM;
+    dim3 grid(p->shards * p->groups, td_ceil(p->all_heads, HEADS), n);
+    td_cuda_allow_shared(d, (const void *)part_groups<FP8>, shared, "attend_part");
+    TD_LAUNCH(d, "attend_part", part_groups<FP8>, grid, THREADS, shared, *p);
+}
+
+void td_cuda_part_groups(const struct td_device *d, const struct td_parts *p, uint32_t n) {
+    if (p->kv.row_dtype == TD_KV_ROW_FP8)
+        launch_parts<true>(d, p, n);
+    else
+        launch_parts<false>(d, p, n);
 }

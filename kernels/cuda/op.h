@@ -15,7 +15,7 @@
 
 extern "C" {
 #define X(op) void TD_PLAIN(op)(const struct td_device *d, const struct td_##op##_args *a);
-TD_OPS_ALWAYS(X)
+TD_OPS_MAP(X)
 #undef X
 
 /* Ops with a fast form. */
@@ -23,7 +23,8 @@ TD_OPS_ALWAYS(X)
     X(linear)                                                                                      \
     X(expert_linear)                                                                               \
     X(index)                                                                                       \
-    X(attend)
+    X(attend)                                                                                      \
+    X(attend_part)
 #define X(op) void TD_FAST(op)(const struct td_device *d, const struct td_##op##_args *a);
 TD_FAST_MAP(X)
 #undef X
@@ -41,6 +42,7 @@ td_status TD_FAST(join)(struct td_device *d, size_t words, struct td_error *err)
 void TD_FAST(leave)(struct td_device *d);
 void TD_FAST(all_reduce)(const struct td_device *d, const struct td_all_reduce_args *a);
 void TD_FAST(all_gather)(const struct td_device *d, const struct td_all_gather_args *a);
+void TD_FAST(all_to_all)(const struct td_device *d, const struct td_all_to_all_args *a);
 void TD_FAST(break_off)(struct td_device *d);
 }
 

@@ -39,7 +39,7 @@ struct td_cuda {
     size_t shared_max;                    /* bytes of dynamic shared memory a block may have */
     const void *allowed[TD_CUDA_KERNELS]; /* by td_cuda_allow_shared */
     bool blocking;                        /* wait after every op, to find the faulty one */
-    void *attend; /* workspace of the sparse core, or NULL: kernels/cuda/groups.cu */
+    struct td_attend_left *attend;        /* workspace of the sparse core (attend.h) */
 };
 
 static inline struct td_cuda *td_cuda_of(const struct td_device *d) {

@@ -28,6 +28,7 @@ struct index {
     float wt_scale;
     bool score_bf16;
     int32_t *selected;
+    uint64_t *candidate;
     uint64_t *kept;  /* [rows, splits, topk] */
     uint64_t *least; /* [rows, splits] what a split kept is greater */
     uint32_t *count; /* [rows, splits] */
@@ -110,9 +111,8 @@ static __device__ void score_keys(const struct keys *k, const uint16_t *q, const
 
 static __device__ void write_selected(const struct index *a, uint32_t i, uint32_t count,
                                       const uint64_t *list) {
-    int32_t *to = a->selected + (size_t)i * a->topk;
     for (uint32_t e = threadIdx.x; e < a->topk; e += THREADS)
-        to[e] = e < count ? (int32_t)(0xffffffffu - (uint32_t)list[e]) : -1;
+        td_put_chosen(a->selected, a->candidate, (size_t)i * a->topk + e, e < count, list[e]);
 }
 
 static __global__ void __launch_bounds__(THREADS, 2)
@@ -127,10 +127,11 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const struct td_op_run *run = &a.b.run[a.b.row[i].run];
     if (visible <= a.topk) { /* the whole block */
         int32_t *to = a.selected + (size_t)i * a.topk;
-        for (uint32_t e = t; split == 0 && e < a.topk; e += THREADS)
+        for (uint32_t e = t; !a.candidate && split == 0 && e < a.topk; e += THREADS)
             to[e] = e < visible ? (int32_t)e : -1;
         return;
     }
+    visible = td_own_keys(&a.b, visible);
     uint32_t span = (visible + a.splits * TILE_KEYS - 1) / (a.splits * TILE_KEYS) * TILE_KEYS;
     uint32_t begin = split * span, end = begin + span < visible ? begin + span : visible;
     for (uint32_t h = t; h < lanes; h += THREADS)
@@ -150,8 +151,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
         load_keys(&a, page, own, end, &keys);
         page = page_of(run, own + TILE_KEYS, end);
         __syncthreads();
-        count = td_topk_add(&k, list, turn, count, td_candidate(score[t], a.score_bf16, at + t),
-                            at + t < end);
+        uint64_t c = td_candidate(score[t], a.score_bf16, td_own_entry(&a.b, at + t));
+        count = td_topk_add(&k, list, turn, count, c, at + t < end);
         if (count >= a.topk + ROOM) count = td_topk_cut(&k, list, count, a.topk);
     }
     count = td_topk_cut(&k, list, count, a.topk);
@@ -223,7 +224,10 @@ void TD_FAST(index)(const struct td_device *d, const struct td_index_args *a) {
         return;
     }
     if (n == 0) return;
-    uint32_t tiles = td_ceil((p.b.max_pos + 1) / TD_CSA_RATIO + 1, TILE_KEYS);
+    uint32_t keys = (p.b.max_pos + 1) / TD_CSA_RATIO + 1;
+    if (p.b.split)
+        keys = (keys / TD_KV_CSA_PER_PAGE >> p.b.split) * TD_KV_CSA_PER_PAGE + TD_KV_CSA_PER_PAGE;
+    uint32_t tiles = td_ceil(keys, TILE_KEYS);
     p.splits = MOST_BLOCKS / n < tiles ? MOST_BLOCKS / n : tiles;
     p.splits = p.splits < 1 ? 1 : p.splits > MOST_SPLITS ? (uint32_t)MOST_SPLITS : p.splits;
     p.layer = a->layer;
@@ -235,6 +239,7 @@ void TD_FAST(index)(const struct td_device *d, const struct td_index_args *a) {
     p.wt_scale = a->wt_scale;
     p.score_bf16 = a->score_bf16;
     p.selected = a->selected + (size_t)a->first * a->topk;
+    p.candidate = a->candidate;
     p.kept = (uint64_t *)a->workspace;
     p.least = p.kept + (size_t)MOST_BLOCKS * a->topk;
     p.count = (uint32_t *)(void *)(p.least + MOST_BLOCKS);
@@ -246,6 +251,7 @@ void TD_FAST(index)(const struct td_device *d, const struct td_index_args *a) {
         part.q += (size_t)from * a->heads * D;
         part.wt += (size_t)from * a->heads;
         part.selected += (size_t)from * a->topk;
+        if (part.candidate) part.candidate += (size_t)from * a->topk;
         TD_LAUNCH(d, "index", score_rows, dim3(p.splits, rows), THREADS, shared, part);
     }
     if (p.splits == 1) return;

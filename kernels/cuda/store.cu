@@ -289,7 +289,8 @@ static __global__ void close_windows(struct compressor c) {
     __shared__ float v[D], part[17], max[8];
     uint32_t t = threadIdx.x, pos = c.b.row[blockIdx.x].pos, w = pos / c.s.ratio;
     const struct td_op_run *run = &c.b.run[c.b.row[blockIdx.x].run];
-    if ((pos + 1) % c.s.ratio != 0) return; /* the whole block */
+    /* the whole block: nothing closes, or another rank has the page */
+    if ((pos + 1) % c.s.ratio != 0 || !td_op_has_page(&c.b, pos / TD_KV_PAGE_TOKENS)) return;
     uint32_t own = c.s.ratio * w, from = c.s.overlap && w > 0 ? own - c.s.ratio : own;
     for (uint32_t i = t; i < c.s.d; i += THREADS)
         v[i] = pool(&c, run, from, own, pos, i);
@@ -311,12 +312,12 @@ static __global__ void close_windows(struct compressor c) {
         fp8_round(v, TD_KV_FP8_ROW_DIM, TD_QUANT_SIM8, max);
     }
     if (c.a.family == TD_KV_HCA) {
-        uint32_t page = run->pages[w / TD_KV_HCA_PER_PAGE];
+        uint32_t page = td_op_page(&c.b, run, w / TD_KV_HCA_PER_PAGE);
         store_row(v, c.kv.row_dtype,
                   td_kv_hca_row(&c.kv, c.b.pool, c.a.layer, page, w % TD_KV_HCA_PER_PAGE), max);
         return;
     }
-    uint32_t page = run->pages[w / TD_KV_CSA_PER_PAGE], i = w % TD_KV_CSA_PER_PAGE;
+    uint32_t page = td_op_page(&c.b, run, w / TD_KV_CSA_PER_PAGE), i = w % TD_KV_CSA_PER_PAGE;
     if (c.a.family == TD_KV_CSA)
         store_row(v, c.kv.row_dtype, td_kv_csa_row(&c.kv, c.b.pool, c.a.layer, page, i), max);
     else

@@ -16,12 +16,36 @@ struct td_topk {
     uint32_t warp[2][TD_TOPK_THREADS / 32]; /* by turns, so that one barrier is enough */
 };
 
-/* kernels/ref/index.c: candidate. Monotone: a < b as floats exactly when as numbers. */
 static __device__ inline uint64_t td_candidate(float score, bool bf16, uint32_t entry) {
     if (bf16) score = td_bf16_to_f32(td_f32_to_bf16(score));
-    uint32_t u = td_f32_bits(score + 0.0f);
-    u = u & 0x80000000u ? ~u : u | 0x80000000u;
-    return (uint64_t)u << 32 | (0xffffffffu - entry);
+    return td_index_candidate(td_f32_bits(score), entry);
+}
+
+/* ---- the keys that a rank has, numbered without gaps; of a rank that has all, by entry ---- */
+
+/* The first page that is the rank's; every 1 << split-th from there is. */
+static __device__ inline uint32_t td_own_page(const struct td_op_batch *b) {
+    return td_kv_shard(b->rank << (TD_KV_MAX_SPLIT - b->split));
+}
+/* How many of the first `visible` keys are the rank's. */
+static __device__ inline uint32_t td_own_keys(const struct td_op_batch *b, uint32_t visible) {
+    uint32_t own = td_own_page(b), pages = visible / TD_KV_CSA_PER_PAGE, all = (1u << b->split) - 1;
+    uint32_t keys = ((pages + all - own) >> b->split) * TD_KV_CSA_PER_PAGE;
+    return keys + ((pages & all) == own ? visible % TD_KV_CSA_PER_PAGE : 0);
+}
+/* The entry of the rank's key x, which lies in run->pages[x / TD_KV_CSA_PER_PAGE]. */
+static __device__ inline uint32_t td_own_entry(const struct td_op_batch *b, uint32_t x) {
+    uint32_t page = (x / TD_KV_CSA_PER_PAGE << b->split) + td_own_page(b);
+    return page * TD_KV_CSA_PER_PAGE + x % TD_KV_CSA_PER_PAGE;
+}
+
+/* Entry e of what is kept of row i, of `count`: chosen or, with `candidate`, one of the rank's. */
+static __device__ inline void td_put_chosen(int32_t *selected, uint64_t *candidate, size_t at,
+                                            bool there, uint64_t c) {
+    if (candidate)
+        candidate[at] = there ? c : 0;
+    else
+        selected[at] = there ? (int32_t)td_index_entry(c) : -1;
 }
 
 /* The place of this thread's item among those of all threads that keep one, in thread order;

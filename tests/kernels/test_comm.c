@@ -1,8 +1,8 @@
 /* What ranks tell each other on a device has the bits of its definition: sums by the binary tree,
- * words or-ed, parts gathered, small and large; queued far ahead, recorded or not, past the end of
- * the epochs; and whoever waits in vain is released with a sentence. Built twice: over GPUs
- * (skipped where there is none; ranks share one, and have one each where there are more) and over
- * the emulator. */
+ * words or-ed, parts gathered and exchanged, small and large; queued far ahead, recorded or not,
+ * past the end of the epochs; and whoever waits in vain is released with a sentence. Built twice:
+ * over GPUs (skipped where there is none; ranks share one, and have one each where there are more)
+ * and over the emulator. */
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -133,12 +133,14 @@ static void numbers(float *x, size_t n) {
 /* ---- calls beside their definitions ---- */
 
 /* One of a list that all ranks queue: n words of x and add from `at`, to the same place of y; or
- * parts of y gathered. */
+ * parts of y gathered, with `own` from where they are in add; or parts of x to each rank its own.
+ */
 struct call {
-    bool gather, bits, add, in_place;
+    bool gather, own, exchange, bits, add, in_place;
     uint32_t n, dim;
     size_t at; /* words */
     size_t cut[TD_MAX_RANKS + 1];
+    size_t part; /* bytes */
 };
 
 struct job {
@@ -163,8 +165,12 @@ static void queue(const struct job *j, uint32_t rank) {
                                          c->n,
                                          c->dim,
                                          c->bits};
+        struct td_all_to_all_args each = {g->x[rank] + c->at, g->y[rank] + c->at, c->part};
         memcpy(parts.at, c->cut, sizeof parts.at);
-        if (c->gather)
+        if (c->own) parts.own = (uint8_t *)(g->add[rank] + c->at) + c->cut[rank];
+        if (c->exchange)
+            TD_TEST_BACKEND.all_to_all(d, &each);
+        else if (c->gather)
             TD_TEST_BACKEND.all_gather(d, &parts);
         else
             TD_TEST_BACKEND.all_reduce(d, &sum);
@@ -205,12 +211,16 @@ static void define(const struct job *j, float *const y[], float *const add[]) {
         size_t n = (size_t)c->n * c->dim;
         for (uint32_t q = 0; q < ranks; q++) {
             float *to = (c->in_place ? add : y)[q];
-            for (size_t k = c->at; !c->gather && k < c->at + n; k++) {
+            for (uint32_t p = 0; c->exchange && p < ranks; p++)
+                memcpy((uint8_t *)(y[q] + c->at) + p * c->part,
+                       (uint8_t *)(j->x[p] + c->at) + q * c->part, c->part);
+            for (size_t k = c->at; !c->gather && !c->exchange && k < c->at + n; k++) {
                 float v = c->bits ? either(j->x, ranks, k) : tree(j->x, 0, ranks, k);
                 to[k] = c->add ? v + add[q][k] : v;
             }
             for (uint32_t p = 0; c->gather && p < ranks; p++)
-                memcpy((uint8_t *)(y[q] + c->at) + c->cut[p], (uint8_t *)(y[p] + c->at) + c->cut[p],
+                memcpy((uint8_t *)(y[q] + c->at) + c->cut[p],
+                       (uint8_t *)((c->own ? add : y)[p] + c->at) + c->cut[p],
                        c->cut[p + 1] - c->cut[p]);
         }
     }
@@ -268,10 +278,13 @@ static void job_done(struct job *j) {
 static struct call any_call(uint32_t ranks, size_t at, uint32_t words) {
     struct call c = {.at = at, .n = 1 + td_test_below(3), .gather = td_test_below(3) == 0};
     uint32_t unit = td_test_below(2) ? 16 : 4;
+    c.own = c.gather && td_test_below(2);
+    c.exchange = !c.gather && td_test_below(3) == 0;
+    c.part = words / 4 / ranks * 16; /* bytes of whole vectors, or none */
     c.dim = words / c.n;
     if (td_test_below(2) && c.dim > 4) c.dim -= c.dim % 4;
-    c.bits = td_test_below(3) == 0;
-    c.add = !c.bits && td_test_below(2);
+    c.bits = !c.exchange && td_test_below(3) == 0;
+    c.add = !c.bits && !c.exchange && td_test_below(2);
     c.in_place = c.add && td_test_below(2);
     for (uint32_t q = 0; q < ranks; q++) /* some have nothing */
         c.cut[q + 1] = c.cut[q] + td_test_below(2 * words * 4 / ranks / unit / 2 + 1) * unit;
@@ -292,12 +305,15 @@ static void calls_of(struct group *g) {
     for (size_t i = 0; i < sizeof large / sizeof *large; i++)
         for (int k = 0; k < 2; k++) {
             call[0] = any_call(g->ranks, 0, large[i]);
-            if (i > 1) call[0].gather = k == 1;
+            if (i > 1) call[0].exchange = call[0].gather = false;
+            if (i > 1 && k == 1) *(i % 2 ? &call[0].exchange : &call[0].gather) = true;
+            call[0].own = call[0].own && call[0].gather;
             same(&j);
         }
     for (int k = 0; k < 2; k++) { /* what another may add, as it is and with more to add */
         call[0] = any_call(g->ranks, 0, MOST);
-        call[0].gather = call[0].bits = call[0].in_place = false;
+        call[0].gather = call[0].own = call[0].exchange = false;
+        call[0].bits = call[0].in_place = false;
         call[0].add = k == 1;
         same(&j);
     }
