@@ -1,7 +1,7 @@
-/* What ranks tell each other, in microseconds: sums and gathers of a step's sizes by mailboxes,
- * queued one by one and replayed; and NCCL's own all-reduce in the same threads on the same streams
- * (of more than two ranks in an order of its own, so its bits are not ours: a yardstick). Where the
- * columns cross is where kernels/cuda/comm_join.cu has its threshold.
+/* What ranks tell each other, in microseconds: sums, gathers and exchanges (all to all) of a step's
+ * sizes by mailboxes, queued one by one and sums replayed; and NCCL's own all-reduce in the same
+ * threads on the same streams (of more than two ranks in an order of its own, so its bits are not
+ * ours: a yardstick). Where the columns cross is where kernels/cuda/comm_join.cu has its threshold.
  *
  * usage: bench_comm [DEVICES [ROUNDS]]     (0,1 and 9), a device per rank: 2, 4 or 8 of them
  * Medians over rounds; GB/s are bytes of the message by time; exit code 77 where there are fewer
@@ -19,8 +19,9 @@ extern "C" {
 }
 
 enum { MOST_ROUNDS = 101, SMALLEST = 16 << 10, LARGEST = 64 << 20, SILENCE = 60000 };
-enum what { MAIL, MAIL_REPLAYED, GATHER, NCCL, NCCL_REPLAYED, WHATS };
-static const char *const name[WHATS] = {"sum", "replayed", "gather", "NCCL's sum", "replayed"};
+enum what { MAIL, MAIL_REPLAYED, GATHER, EXCHANGE, NCCL, NCCL_REPLAYED, WHATS };
+static const char *const name[WHATS] = {"sum",      "replayed",   "gather",
+                                        "exchange", "NCCL's sum", "replayed"};
 
 static struct td_error err;
 
@@ -75,10 +76,13 @@ static void queue(const struct bench *b, uint32_t rank) {
     struct td_all_gather_args parts = {b->y[rank], {0}};
     for (uint32_t q = 0; q <= b->ranks; q++)
         parts.at[q] = b->bytes / b->ranks * q;
+    struct td_all_to_all_args each = {b->x[rank], b->y[rank], b->bytes / b->ranks};
     td_comm_of(d)->large = SIZE_MAX;
     for (uint32_t i = 0; i < b->calls; i++)
         if (b->what == GATHER)
             d->backend->all_gather(d, &parts);
+        else if (b->what == EXCHANGE)
+            d->backend->all_to_all(d, &each);
         else if (b->what < NCCL)
             d->backend->all_reduce(d, &sum);
         else if (b->nccl->all_reduce(b->x[rank], b->y[rank], b->bytes / 4, TD_NCCL_FLOATS, 0,

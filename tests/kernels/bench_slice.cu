@@ -118,8 +118,8 @@ static void check_memory(const char *when) {
 }
 
 static const uint32_t *pages_of(uint32_t slot) {
-    uint32_t own = td_kv_page_blocks(options.max_context),
-             each = STREAM_TOKENS / TD_KV_PAGE_TOKENS + 1;
+    uint32_t split = td_engine_split(&options), own = td_kv_pages(options.max_context, split),
+             each = td_kv_pages(STREAM_TOKENS, split) + 1;
     return page_ids.data() + (slot == 0 ? 0 : own + (slot - 1) * each);
 }
 
@@ -388,7 +388,8 @@ int main(int argc, char **argv) {
         seed = seed * 1664525u + 1013904223u;
         id = (int32_t)((seed >> 8) % model->config.vocab);
     }
-    n = td_kv_page_blocks(options.max_context) + STREAMS * (STREAM_TOKENS / TD_KV_PAGE_TOKENS + 1);
+    n = td_kv_pages(options.max_context, td_engine_split(&options)) +
+        STREAMS * (td_kv_pages(STREAM_TOKENS, td_engine_split(&options)) + 1);
     if (n > options.pages) die("the pool is too small");
     for (uint32_t i = 0; i < n; i++)
         page_ids.push_back(i);
