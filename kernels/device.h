@@ -159,7 +159,7 @@ struct td_backend {
         struct td_device *d); /* like join; of a broken team one by one. NULL comm is fine */
     void (*all_reduce)(const struct td_device *d, const struct td_all_reduce_args *a);
     void (*all_gather)(const struct td_device *d, const struct td_all_gather_args *a);
-    void (*all_to_all)(const struct td_device *d, const struct td_all_to_all_args *a); /* or NULL */
+    void (*all_to_all)(const struct td_device *d, const struct td_all_to_all_args *a);
     /* From any thread: who waits in a collective for a rank that will not come gives up. */
     void (*break_off)(struct td_device *d);
 

@@ -220,18 +220,6 @@ static void name_numerics(struct td_engine *e) {
 
 /* ---- ranks ---- */
 
-/* Not every kind of device has what ranks take to share entries. */
-static td_status check_split(const struct td_engine *e, const struct td_backend *b,
-                             const struct td_ops *ops, struct td_error *err) {
-#define HAS(op) &&ops->op
-    if (!e->o.kv_split || ((b->all_to_all || e->ranks == 1) TD_OPS_SPLIT(HAS))) return TD_OK;
-#undef HAS
-    return td_fail(
-        err, TD_UNSUPPORTED,
-        "kv_layout = split: devices of kind %s have no kernels for it, expected replicate",
-        b->name);
-}
-
 /* In the rank's thread, as everything that takes its memory: what is first touched there lies near.
  */
 static td_status open_rank(void *arg, uint32_t rank, struct td_error *err) {
@@ -247,7 +235,6 @@ static td_status open_rank(void *arg, uint32_t rank, struct td_error *err) {
         r->ops = *e->o.ops;
     else
         TD_TRY(b->ops(d, e->o.force_ref, &r->ops, err));
-    TD_TRY(check_split(e, b, &r->ops, err));
     return b->host ? td_threads_create(e->o.threads / e->ranks, &r->threads, err) : TD_OK;
 }
 

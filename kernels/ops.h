@@ -453,8 +453,7 @@ struct td_gather_args {
     uint32_t n, dim;
 };
 
-/* Ops that every device has, and those that kv_layout = split takes besides. */
-#define TD_OPS_ALWAYS(X)                                                                           \
+#define TD_OPS_MAP(X)                                                                              \
     X(embed)                                                                                       \
     X(expand)                                                                                      \
     X(linear)                                                                                      \
@@ -472,18 +471,16 @@ struct td_gather_args {
     X(compress)                                                                                    \
     X(index_query)                                                                                 \
     X(index)                                                                                       \
+    X(index_merge)                                                                                 \
     X(attend)                                                                                      \
+    X(attend_part)                                                                                 \
+    X(attend_merge)                                                                                \
     X(add_shards)                                                                                  \
     X(route)                                                                                       \
     X(group)                                                                                       \
     X(swiglu)                                                                                      \
     X(combine)                                                                                     \
     X(gather)
-#define TD_OPS_SPLIT(X)                                                                            \
-    X(index_merge)                                                                                 \
-    X(attend_part)                                                                                 \
-    X(attend_merge)
-#define TD_OPS_MAP(X) TD_OPS_ALWAYS(X) TD_OPS_SPLIT(X)
 
 struct td_ops {
     const char *name; /* "ref", "avx2", "avx512" */

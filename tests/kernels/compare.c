@@ -382,15 +382,6 @@ static bool has_op(const struct td_op_cases *o, const char *name) {
     return o->op && (!name || strcmp(o->op, name) == 0);
 }
 
-/* An op that not every device has (TD_OPS_SPLIT). */
-static bool lacks_op(const struct td_ops *ops, const char *name) {
-#define X(op)                                                                                      \
-    if (strcmp(name, #op) == 0) return !ops->op;
-    TD_OPS_SPLIT(X)
-#undef X
-    return false;
-}
-
 static void run_variant(const struct variant *v, const struct options *o, double gflops,
                         uint32_t *cases, uint32_t *failed) {
     static const struct td_op_cases *const list[] = {td_cases_dense, td_cases_kv};
@@ -410,7 +401,7 @@ static void run_variant(const struct variant *v, const struct options *o, double
     }
     for (uint32_t i = 0; i < 2; i++)
         for (const struct td_op_cases *c = list[i]; c->op; c++) {
-            if (!has_op(c, o->op) || lacks_op(&own, c->op)) continue;
+            if (!has_op(c, o->op)) continue;
             if (o->bench) {
                 if (!v->check_only) measure(c, v, &own, o->threads, gflops);
                 continue;

@@ -220,18 +220,7 @@ static void state_moves_between_sizes(void **state) {
     td_model_close(m);
 }
 
-/* ---- refusals, plans ---- */
-
-static void no_kernels(void **state) {
-    (void)state;
-    struct td_engine_options as = plain(), o = options(&as, 2);
-    struct td_ops ops = *td_ops_select();
-    struct td_engine *e;
-    ops.attend_part = NULL;
-    o.ops = &ops;
-    assert_int_equal(td_engine_create(td_test_model(), &o, &e, &err), TD_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "kv_layout = split: devices of kind cpu have no kernels"));
-}
+/* ---- plans ---- */
 
 /* What reaches a rank in a step of `rows`, by the sizes of what is exchanged. */
 static void what_is_exchanged(void **state) {
@@ -264,8 +253,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bundled_model),         cmocka_unit_test(bf16_weights),
         cmocka_unit_test(fp8_and_fp4_weights),       cmocka_unit_test(reference_ops),
-        cmocka_unit_test(state_moves_between_sizes), cmocka_unit_test(no_kernels),
-        cmocka_unit_test(what_is_exchanged),
+        cmocka_unit_test(state_moves_between_sizes), cmocka_unit_test(what_is_exchanged),
     };
     return cmocka_run_group_tests(tests, td_test_seed, NULL);
 }
