@@ -103,10 +103,16 @@ static void wait_for_stop(pid_t pid) {
     if (!WIFSTOPPED(status)) fail_msg("the sender ended with %x", status);
 }
 
-/* Our loop stands still meanwhile, so nothing else changes the queue. The sender echoes what it is
+/* Our loop stands still meanwhile, and so does the other process, so nobody else takes a place. The sender echoes what it is
  * sent: it is given something to say, and stepped until it has begun to. */
 static void stop_inside_a_send(struct receiver *r, volatile const uint64_t *head) {
     struct order o = {.op = OP_HELLO};
+    int status;
+    if (other.pid > 0) {
+        kill(other.pid, SIGSTOP);
+        assert_int_equal(waitpid(other.pid, &status, WUNTRACED), other.pid);
+        assert_true(WIFSTOPPED(status));
+    }
     assert_int_equal(ptrace(PTRACE_SEIZE, r->pid, 0, 0), 0);
     assert_int_equal(ptrace(PTRACE_INTERRUPT, r->pid, 0, 0), 0);
     wait_for_stop(r->pid);
@@ -119,6 +125,7 @@ static void stop_inside_a_send(struct receiver *r, volatile const uint64_t *head
         wait_for_stop(r->pid);
     }
     print_message("a place is taken after %u steps\n", steps);
+    if (other.pid > 0) kill(other.pid, SIGCONT);
 }
 
 static void connect_sender(struct receiver *r) {
