@@ -129,7 +129,7 @@ static double name_index(const struct td_index_args *a, char *name) {
 }
 
 static double name_attend(const struct td_attend_args *a, char *name) {
-    uint32_t ratio = a->batch->kv->ratio[a->layer];
+    uint32_t ratio = a->ml ? 0 : a->batch->kv->ratio[a->layer]; /* a window's part */
     double pairs = 0;
     for (uint32_t i = 0; i < a->batch->n; i++) {
         uint32_t pos = a->batch->row[i].pos;
