@@ -32,9 +32,11 @@ struct fiber {
 /* Of the host thread: its kernels run in it, beside those of other threads. */
 __thread fiber fibers[MOST];
 __thread char *stacks;
-__thread unsigned threads, current, arrived;
+__thread unsigned threads, blocks, current, arrived; /* threads of one of the blocks at hand */
+__thread unsigned first_block;
+__thread size_t apart; /* of their dynamic shared memory */
 __thread void *scheduler;
-__thread barrier block_barrier, warp_barrier[MOST / 32];
+__thread barrier pair_barrier, block_barrier[2], group_barrier[MOST / 128], warp_barrier[MOST / 32];
 __thread unsigned char slots[MOST / 32][32][32];
 __thread const std::function<void()> *work;
 __thread void *dynamic;
@@ -51,8 +53,9 @@ thread_local memory ended; /* with the thread */
 
 void place(unsigned t) {
     current = t;
-    threadIdx.x = t % blockDim.x;
-    threadIdx.y = t / blockDim.x;
+    blockIdx.x = first_block + t / threads;
+    threadIdx.x = t % threads % blockDim.x;
+    threadIdx.y = t % threads / blockDim.x;
 }
 
 void yield() {
@@ -96,23 +99,25 @@ void start(unsigned t) {
     fibers[t].done = false;
 }
 
-void run_block(bool backwards) {
-    unsigned left = threads;
-    memset(&block_barrier, 0, sizeof block_barrier);
+void run_blocks(bool backwards) {
+    unsigned all = threads * blocks, left = all;
+    pair_barrier = barrier{0, 0};
+    memset(block_barrier, 0, sizeof block_barrier);
+    memset(group_barrier, 0, sizeof group_barrier);
     memset(warp_barrier, 0, sizeof warp_barrier);
-    for (unsigned t = 0; t < threads; t++)
+    for (unsigned t = 0; t < all; t++)
         start(t);
     while (left > 0) {
         arrived = left = 0;
-        for (unsigned i = 0; i < threads; i++) {
-            unsigned t = backwards ? threads - 1 - i : i;
+        for (unsigned i = 0; i < all; i++) {
+            unsigned t = backwards ? all - 1 - i : i;
             if (fibers[t].done) continue;
             place(t);
             td_emulate_switch(&scheduler, fibers[t].sp);
             left += !fibers[t].done;
         }
         if (left > 0 && arrived == 0) {
-            fprintf(stderr, "emulator: a barrier that not all of %u threads reach\n", threads);
+            fprintf(stderr, "emulator: a barrier that not all of %u threads reach\n", all);
             abort();
         }
     }
@@ -120,9 +125,11 @@ void run_block(bool backwards) {
 
 } // namespace
 
-void td_emulate(dim3 grid, dim3 block, size_t shared, const std::function<void()> &body) {
+void td_emulate(dim3 grid, dim3 block, size_t shared, unsigned beside,
+                const std::function<void()> &body) {
     threads = block.x * block.y * block.z;
-    if (threads == 0 || threads > MOST || threads % 32 || grid.y > 65535 || grid.z > 65535 ||
+    blocks = beside;
+    if (threads == 0 || threads * blocks > MOST || grid.x % blocks || threads % 32 || grid.y > 65535 || grid.z > 65535 ||
         grid.x == 0 || grid.y == 0 || grid.z == 0 || shared > 227 * 1024) {
         fprintf(stderr, "emulator: a launch of %u x %u x %u blocks, %u threads, %zu bytes\n",
                 grid.x, grid.y, grid.z, threads, shared);
@@ -130,21 +137,28 @@ void td_emulate(dim3 grid, dim3 block, size_t shared, const std::function<void()
     }
     if (!stacks) stacks = (char *)aligned_alloc(64, (size_t)MOST * STACK);
     ended.used = true;
-    dynamic = realloc(dynamic, shared + 64);
-    memset(dynamic, 0xff, shared + 64);
+    apart = (shared + 64 + 1023) & ~(size_t)1023;
+    dynamic = realloc(dynamic, apart * blocks);
+    memset(dynamic, 0xff, apart * blocks);
     work = &body;
     blockDim = uint3{block.x, block.y, block.z};
     gridDim = uint3{grid.x, grid.y, grid.z};
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x++) {
+            for (unsigned x = 0; x < grid.x; x += blocks) {
                 blockIdx = uint3{x, y, z};
-                run_block((x + y + z) % 2);
+                first_block = x;
+                run_blocks((x / blocks + y + z) % 2);
             }
 }
 
 void *td_emulate_shared(void) {
-    return (void *)(((uintptr_t)dynamic + 63) & ~(uintptr_t)63);
+    uintptr_t p = ((uintptr_t)dynamic + 63) & ~(uintptr_t)63;
+    return (void *)(p + current / threads * apart);
+}
+
+void *td_pair_memory(void *p, unsigned rank) {
+    return (char *)p + ((ptrdiff_t)rank - (ptrdiff_t)(current / threads)) * (ptrdiff_t)apart;
 }
 
 void td_emulate_exchange(const void *mine, size_t bytes, void *all) {
@@ -157,7 +171,15 @@ void td_emulate_exchange(const void *mine, size_t bytes, void *all) {
 }
 
 void __syncthreads(void) {
-    wait(&block_barrier, threads);
+    wait(&block_barrier[current / threads], threads);
+}
+
+void td_emulate_group_sync(void) {
+    wait(&group_barrier[current / 128], 128);
+}
+
+void td_pair_sync(void) {
+    wait(&pair_barrier, threads * blocks);
 }
 
 void __syncwarp(unsigned) {

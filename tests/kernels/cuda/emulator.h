@@ -4,8 +4,8 @@
  * Every thread of a block is a fiber with a stack of its own; a barrier lets the others run. So a
  * missing barrier shows (fibers run in ascending order in even blocks and in descending order in
  * odd ones), a barrier that not all threads reach ends the program with a sentence, and results are
- * those of the same arithmetic. Blocks run one after the other, in the host thread that launches
- * them; threads with kernels of their own run beside each other, so that ranks meet. Devices are
+ * those of the same arithmetic. Blocks (or pairs of them) run one after the other, in the host
+ * thread that launches them; threads with kernels of their own run beside each other, so that ranks meet. Devices are
  * numbers: what is done to one while another is the thread's ends the program. Not a model of
  * memory or time. */
 #ifndef TD_TESTS_KERNELS_CUDA_EMULATOR_H
@@ -64,8 +64,9 @@ struct __align__(8) float2 {
 
 extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
-/* Runs `body` for every thread of every block. */
-void td_emulate(dim3 grid, dim3 block, size_t shared, const std::function<void()> &body);
+/* Runs `body` for every thread of every block, `beside` (1 or 2) blocks of x at a time. */
+void td_emulate(dim3 grid, dim3 block, size_t shared, unsigned beside,
+                const std::function<void()> &body);
 void *td_emulate_shared(void);
 /* All lanes' `bytes` (up to 32) to everyone's `all` [32][bytes]. */
 void td_emulate_exchange(const void *mine, size_t bytes, void *all);
@@ -76,6 +77,9 @@ uint64_t td_emulate_ns(void);
 /* From now on emulated time goes `times` as fast as the clock. */
 extern "C" void td_emulate_hurry(unsigned times);
 
+void td_emulate_group_sync(void); /* of 128 threads */
+void td_pair_sync(void);
+void *td_pair_memory(void *p, unsigned rank);
 void __syncthreads(void);
 void __syncwarp(unsigned mask = 0xffffffffu);
 
@@ -85,17 +89,21 @@ void td_emulate_launch(std::function<void()> launch);
 /* A launch with its arguments as they are now. */
 template <class... P, class... A>
 static inline void td_emulate_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
-                                     A... a) {
-    td_emulate_launch([=] { td_emulate(grid, block, shared, [=] { kernel(a...); }); });
+                                     unsigned beside, A... a) {
+    td_emulate_launch([=] { td_emulate(grid, block, shared, beside, [=] { kernel(a...); }); });
 }
-#define TD_LAUNCH_IN(d, lane, op, kernel, grid, block, shared, ...)                                \
+#define TD_EMULATE_LAUNCH(d, lane, op, kernel, grid, block, shared, beside, ...)                   \
     do {                                                                                           \
         td_cuda_on(d, lane);                                                                       \
         td_emulate_on(td_cuda_of(d)->stream[lane], op);                                            \
         td_emulate_allowed((const void *)kernel, shared);                                          \
-        td_emulate_kernel(kernel, grid, block, shared, __VA_ARGS__);                               \
+        td_emulate_kernel(kernel, grid, block, shared, beside, __VA_ARGS__);                       \
         td_cuda_check(d, lane, op);                                                                \
     } while (0)
+#define TD_LAUNCH_IN(d, lane, op, kernel, grid, block, shared, ...)                                \
+    TD_EMULATE_LAUNCH(d, lane, op, kernel, grid, block, shared, 1, __VA_ARGS__)
+#define TD_LAUNCH_PAIRS(d, op, kernel, grid, block, shared, ...)                                   \
+    TD_EMULATE_LAUNCH(d, TD_LANE_STEP, op, kernel, grid, block, shared, 2, __VA_ARGS__)
 
 template <class T> static inline T td_emulate_shuffle(T v, unsigned from, unsigned width = 32) {
     T all[32];
