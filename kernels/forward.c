@@ -55,7 +55,7 @@ static void norm(const struct td_forward *f, float *x, const float *w, uint32_t 
 }
 
 static struct td_linear_part part(const struct td_matrix *w, float *y) {
-    return (struct td_linear_part){w, y, w->rows};
+    return (struct td_linear_part){w, y, w->rows, 0};
 }
 
 static void linear(const struct td_forward *f, const float *x, const struct td_matrix *w,
@@ -278,20 +278,29 @@ static const float *round_z(const struct td_forward *f, const struct td_matrix *
     return input(f, w, z, z, NULL, f->batch.n, f->z_dim);
 }
 
+/* Of every output group, a product of its own stretch of x: x_step and y_step apart. */
+static void group_products(const struct td_forward *f, const float *x, size_t x_stride,
+                           size_t x_step, const struct td_matrix *w, float *y, size_t y_stride,
+                           size_t y_step) {
+    for (uint32_t g = 0, groups = share(f)->groups; g < groups;) {
+        struct td_linear_args a = {.x = x, .x_stride = x_stride, .n = f->batch.n};
+        for (; g < groups && a.parts < TD_LINEAR_PARTS; g++)
+            a.part[a.parts++] =
+                (struct td_linear_part){&w[g], y + g * y_step, y_stride, g * x_step};
+        CALL(f, linear, &a);
+    }
+}
+
 /* o -> attn_out through the rank's output groups, one partial product per group. */
 static void output(const struct td_forward *f, const struct td_packed_layer *l) {
     const struct td_model_config *c = config(f);
     uint32_t n = f->batch.n, groups = share(f)->groups, lora = c->o_lora_rank;
     uint32_t group_dim = c->heads / c->o_groups * TD_HEAD_DIM;
     size_t at = (size_t)f->z_first * lora;
-    for (uint32_t g = 0; g < groups; g++)
-        OP(f, linear, .x = f->s.o + (size_t)g * group_dim,
-           .x_stride = share(f)->heads * TD_HEAD_DIM, .n = n, .parts = 1,
-           .part = {{&l->wo_a[g], f->s.z + at + g * lora, f->z_dim}});
+    group_products(f, f->s.o, share(f)->heads * TD_HEAD_DIM, group_dim, l->wo_a, f->s.z + at,
+                   f->z_dim, lora);
     const float *z = round_z(f, &l->wo_b[0]) + at;
-    for (uint32_t g = 0; g < groups; g++)
-        OP(f, linear, .x = z + g * lora, .x_stride = f->z_dim, .n = n, .parts = 1,
-           .part = {{&l->wo_b[g], f->s.shard + (size_t)g * n * c->hidden, c->hidden}});
+    group_products(f, z, f->z_dim, lora, l->wo_b, f->s.shard, c->hidden, (size_t)n * c->hidden);
     OP(f, add_shards, .shard = f->s.shard, .y = part_of(f, f->s.attn_out), .shards = groups, .n = n,
        .dim = c->hidden);
     sum_ranks(f, f->s.attn_out, NULL);
@@ -392,7 +401,7 @@ static void logits(const struct td_forward *f) {
        .y = s->top_h, .n = n, .hidden = c->hidden, .eps = c->rms_eps, .hc_eps = c->hc_eps);
     norm(f, s->top_h, f->model->norm, n, c->hidden);
     OP(f, linear, .x = s->top_h, .x_stride = c->hidden, .n = n, .parts = 1,
-       .part = {{&f->model->head, s->logits, f->logits_stride}});
+       .part = {{&f->model->head, s->logits, f->logits_stride, 0}});
 }
 
 void td_forward_angles(struct td_forward *f) {

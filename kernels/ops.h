@@ -88,14 +88,15 @@ struct td_expand_args {
     uint32_t n, hidden;
 };
 
-/* y[i][o] = block sum over k of x[i][k] * w[o][k]. Several products of one input in one call. */
+/* y[i][o] = block sum over k of x[i][x_at + k] * w[o][k]. Several products of one input, or of
+ * stretches of it, in one call. */
 struct td_linear_part {
     const struct td_matrix *w;
     float *y; /* [n, y_stride >= w->rows]; only the first w->rows of a row are written */
-    size_t y_stride;
+    size_t y_stride, x_at;
 };
 struct td_linear_args {
-    const float *x; /* [n, x_stride >= cols] */
+    const float *x; /* [n, x_stride >= x_at + cols] */
     size_t x_stride;
     uint32_t n, parts;
     struct td_linear_part part[TD_LINEAR_PARTS]; /* equal cols */

@@ -60,7 +60,7 @@ static void linear_pieces(const void *arg, uint32_t begin, uint32_t end, uint32_
         for (; row < stop; row += TILE_ROWS) {
             uint32_t m = stop - row < TILE_ROWS ? stop - row : TILE_ROWS;
             for (uint32_t i = 0; i < m; i++)
-                t.x[i] = a->x + (row + i) * a->x_stride;
+                t.x[i] = a->x + (row + i) * a->x_stride + part->x_at;
             group_rows(part->w, group, &t, m, part->y + row * part->y_stride, part->y_stride);
         }
     }

@@ -9,7 +9,7 @@ struct part {
     struct td_weight w;
     uint32_t rows, cols, row, col;
     float *y;
-    size_t y_stride;
+    size_t y_stride, x_at;
 };
 struct parts {
     const float *x;
@@ -59,7 +59,7 @@ static __global__ void linear_tiles(struct parts a) {
     uint32_t first = blockIdx.y * ROWS, out = blockIdx.x * OUTS;
     if (out >= p->rows) return; /* the whole block */
     uint32_t rows = a.n - first < ROWS ? a.n - first : ROWS;
-    multiply(a.x, a.x_stride, NULL, first, rows, p, out, &tile);
+    multiply(a.x + p->x_at, a.x_stride, NULL, first, rows, p, out, &tile);
 }
 
 void TD_PLAIN(linear)(const struct td_device *d, const struct td_linear_args *a) {
@@ -74,6 +74,7 @@ void TD_PLAIN(linear)(const struct td_device *d, const struct td_linear_args *a)
         p.part[i].col = w->col;
         p.part[i].y = a->part[i].y;
         p.part[i].y_stride = a->part[i].y_stride;
+        p.part[i].x_at = a->part[i].x_at;
         most = w->rows > most ? w->rows : most;
     }
     dim3 grid(td_ceil(most, OUTS), td_ceil(a->n, ROWS), a->parts);

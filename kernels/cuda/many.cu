@@ -1,14 +1,14 @@
 /* Matrix products with many rows: linears of a prefill step and experts with more than a few rows.
  *
- * A block has 64 rows and 16 outputs for each of its 16 warps, and all of K. Weights go straight
- * to the registers of the warp that multiplies with them, and are decoded once per 64 rows; inputs
- * become bf16 once, in shared memory, 64 of K at a time in two buffers. The part of K at hand and
- * the sum of the parts before are in registers. On Hopper the product is the warp group's (wgmma),
- * with the same bits. */
+ * A block has 64 or 128 rows and 16 outputs for each of its 16 warps, and all of K. Weights go
+ * straight to the registers of the warp that multiplies with them, and are decoded once per block;
+ * inputs become bf16 once, in shared memory, 64 of K at a time in two buffers. The part of K at
+ * hand is in registers. On Hopper the product is the warp group's (wgmma), with the same bits;
+ * there the sum of the parts before is in shared memory, which leaves registers for 128 rows. */
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/wgmma.h"
 
-enum { WARPS = 16, THREADS = 32 * WARPS, NT = 8, ROWS = TD_COLS * NT, OUTS = 16 * WARPS };
+enum { WARPS = 16, THREADS = 32 * WARPS, OUTS = 16 * WARPS, FEW_ROWS = 64, MANY_ROWS = 128 };
 
 template <int FORMAT> struct shape {
     enum {
@@ -19,9 +19,15 @@ template <int FORMAT> struct shape {
 };
 
 /* 64 of K of every row as a tile of wgmma.h, by turns; then what rounding left. */
-template <int FORMAT> struct inputs {
+template <int FORMAT, int ROWS> struct inputs {
     uint16_t v[2][ROWS * TD_TILE];
     uint16_t rest[td_two<FORMAT>::inputs ? 2 : 1][td_two<FORMAT>::inputs ? ROWS * TD_TILE : 8];
+};
+/* On Hopper also what the parts of K before came to, by threads. */
+template <int FORMAT, bool GROUPS> struct memory {
+    enum { ROWS = GROUPS ? MANY_ROWS : FEW_ROWS };
+    struct inputs<FORMAT, ROWS> x;
+    float4 total[GROUPS ? ROWS / TD_COLS : 1][GROUPS ? THREADS : 1];
 };
 
 /* Where word j (of 4) of a 128 begins for thread t. */
@@ -30,7 +36,8 @@ template <int FORMAT> static __device__ inline uint32_t word_at(uint32_t j, uint
     return j / WORDS * 4 * LEN + t * LEN + j % WORDS * 8;
 }
 
-/* A thread brings one word of one row: 8 neighbours have 64 values side by side, or two halves. */
+/* A thread brings one word of every 64th row: 8 neighbours have 64 values side by side, or two
+ * halves. */
 struct own {
     uint32_t row, t, j;
 };
@@ -41,48 +48,57 @@ template <int FORMAT> static __device__ inline struct own own_word(void) {
     return o;
 }
 
-struct next {
-    float4 v[2];
+template <int ROWS> struct next {
+    float4 v[ROWS / 64][2];
 };
 
-template <int FORMAT>
-static __device__ inline void load_inputs(const float *in, uint32_t cols, uint32_t stage,
-                                          struct next *to) {
+/* `in`: where the thread's rows begin, NULL beyond the last. */
+template <int FORMAT, int ROWS>
+static __device__ inline void load_inputs(const float *const in[ROWS / 64], uint32_t cols,
+                                          uint32_t stage, struct next<ROWS> *to) {
     struct own own = own_word<FORMAT>();
     uint32_t k = stage / 2 * 128 + word_at<FORMAT>(stage % 2 * 2 + own.j, own.t);
     float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
-    to->v[0] = in && k < cols ? *(const float4 *)(in + k) : zero;
-    to->v[1] = in && k < cols ? *(const float4 *)(in + k + 4) : zero;
+#pragma unroll
+    for (int i = 0; i < ROWS / 64; i++) {
+        to->v[i][0] = in[i] && k < cols ? *(const float4 *)(in[i] + k) : zero;
+        to->v[i][1] = in[i] && k < cols ? *(const float4 *)(in[i] + k + 4) : zero;
+    }
 }
 
-/* Word j of thread t is two products' columns: pairs 2t and 2t + 8 of each. */
+/* Word j of thread t is two products' columns: pairs 2t and 2t + 8 of each. They lie in four pieces
+ * whose places differ in two bits, since j 4 has none of them. */
 static __device__ inline void store_word(uint16_t *tile, struct own own, uint4 v) {
-    uint32_t c = own.j * 32 + own.t * 2;
-    *(uint32_t *)&tile[td_tile_at(own.row, c)] = v.x;
-    *(uint32_t *)&tile[td_tile_at(own.row, c + 8)] = v.y;
-    *(uint32_t *)&tile[td_tile_at(own.row, c + 16)] = v.z;
-    *(uint32_t *)&tile[td_tile_at(own.row, c + 24)] = v.w;
+    uint32_t at = td_tile_at(own.row, own.j * 32 + own.t * 2);
+    *(uint32_t *)&tile[at] = v.x;
+    *(uint32_t *)&tile[at ^ 8] = v.y;
+    *(uint32_t *)&tile[at ^ 16] = v.z;
+    *(uint32_t *)&tile[at ^ 24] = v.w;
 }
 
-template <int FORMAT>
-static __device__ inline void store_inputs(const struct next *from, uint32_t stage,
-                                           struct inputs<FORMAT> *x) {
-    uint4 v, rest;
-    td_input_word<FORMAT>(from->v[0], from->v[1], &v, &rest);
-    store_word(x->v[stage % 2], own_word<FORMAT>(), v);
-    if (td_two<FORMAT>::inputs) store_word(x->rest[stage % 2], own_word<FORMAT>(), rest);
+template <int FORMAT, int ROWS, int ALL>
+static __device__ inline void store_inputs(const struct next<ROWS> *from, uint32_t buffer,
+                                           struct inputs<FORMAT, ALL> *x) {
+    struct own own = own_word<FORMAT>();
+#pragma unroll
+    for (int i = 0; i < ROWS / 64; i++) {
+        uint4 v, rest;
+        td_input_word<FORMAT>(from->v[i][0], from->v[i][1], &v, &rest);
+        store_word(x->v[buffer] + i * 64 * TD_TILE, own, v);
+        if (td_two<FORMAT>::inputs) store_word(x->rest[buffer] + i * 64 * TD_TILE, own, rest);
+    }
 }
 
 /* c += a stage of weights x inputs, word by word. */
-template <int FORMAT>
-static __device__ inline void product(float c[4 * NT], const struct td_word low[2],
+template <int FORMAT, int ROWS>
+static __device__ inline void product(float *c, const struct td_word low[2],
                                       const struct td_word high[2], const uint16_t *x,
                                       const uint16_t *rest, uint32_t rows) {
     uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < 2; j++)
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
+        for (int n = 0; n < ROWS / TD_COLS; n++) {
             if (n > 0 && n * TD_COLS >= rows) continue; /* the whole block */
             uint32_t b[4], l[4] = {0, 0, 0, 0},
                            at = td_tile_at(n * 8 + lane % 8, (j * 4 + lane / 8) * 8);
@@ -94,11 +110,19 @@ static __device__ inline void product(float c[4 * NT], const struct td_word low[
 }
 
 #ifdef TD_HAS_WGMMA
+template <int ROWS> struct form_of {
+    typedef struct td_wgmma_64 form;
+};
+template <> struct form_of<128> {
+    typedef struct td_wgmma_128 form;
+};
+
 /* The same by the warp group; until td_wgmma_wait neither weights nor c may be touched. */
-template <int FORMAT>
-static __device__ inline void group_product(float c[4 * NT], const struct td_word low[2],
+template <int FORMAT, int ROWS>
+static __device__ inline void group_product(float *c, const struct td_word low[2],
                                             const struct td_word high[2], const uint16_t *x,
                                             const uint16_t *rest) {
+    typename form_of<ROWS>::form form;
     td_wgmma_begin();
 #pragma unroll
     for (int j = 0; j < 2; j++)
@@ -106,66 +130,100 @@ static __device__ inline void group_product(float c[4 * NT], const struct td_wor
         for (int step = 0; step < 2; step++) {
             int i = 2 * step, k = j * 32 + step * 16;
             uint32_t a[4] = {low[j].v[i], high[j].v[i], low[j].v[i + 1], high[j].v[i + 1]};
-            if (td_two<FORMAT>::inputs) td_wgmma_rows(c, a, rest, k);
-            td_wgmma_rows(c, a, x, k);
+            if (td_two<FORMAT>::inputs) td_wgmma_rows(c, a, rest, k, form);
+            td_wgmma_rows(c, a, x, k, form);
         }
     td_wgmma_commit();
 }
 #endif
 
-/* Outputs out .. out + OUTS - 1 of `rows` (up to 64) rows. */
-template <int FORMAT, bool GROUPS>
+/* Outputs out .. out + OUTS - 1 of `rows` (up to ROWS) rows. */
+template <int FORMAT, bool GROUPS, int ROWS>
 static __device__ void multiply(const float *x, size_t x_stride, const uint32_t *row_at,
                                 uint32_t first, uint32_t rows, const struct td_part *p,
-                                uint32_t out, struct inputs<FORMAT> *s) {
+                                uint32_t out, struct memory<FORMAT, GROUPS> *s) {
     typedef struct shape<FORMAT> S;
-    enum { LEN = S::LEN, WORDS = S::WORDS, PIECES = S::PIECES };
-    uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, own = own_word<FORMAT>().row;
+    enum { LEN = S::LEN, WORDS = S::WORDS, PIECES = S::PIECES, NT = ROWS / TD_COLS };
+    uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     uint32_t stages = td_ceil(p->cols, 128) * 2, per = td_part_len(p->cols) / 64, left = per;
-    const float *in =
-        own < rows ? x + (row_at ? row_at[first + own] : first + own) * x_stride : NULL;
-    float c[4 * NT], total[4 * NT];
-    struct td_piece<FORMAT> w[PIECES][2], ahead[PIECES][2];
-    struct next next;
+    const float *in[ROWS / 64];
+    float c[4 * NT], total[GROUPS ? 4 : 4 * NT];
+    struct td_piece<FORMAT> w[PIECES][2];
+    struct next<ROWS> next;
+    struct td_source from[2];
+    bool valid[2], begun = false;
     out += threadIdx.x / 32 * 16;
     bool idle = out >= p->rows; /* the whole warp: it only brings inputs */
 #pragma unroll
+    for (int i = 0; i < ROWS / 64; i++) {
+        uint32_t r = own_word<FORMAT>().row + i * 64;
+        in[i] = r < rows ? x + (row_at ? row_at[first + r] : first + r) * x_stride : NULL;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint32_t r = out + h * 8 + g;
+        valid[h] = r < p->rows;
+        from[h] = td_piece<FORMAT>::source(&p->w, p->row + (valid[h] ? r : 0), p->col + t * LEN);
+    }
+    uint32_t within = FORMAT == TD_W_FP8_BLOCK ? (p->col + t * LEN) % 128 : 0;
+#pragma unroll
     for (int i = 0; i < 4 * NT; i++)
-        c[i] = total[i] = 0.0f;
-    auto load = [&](uint32_t k) {
+        c[i] = 0.0f;
+    if (!GROUPS)
+        for (int i = 0; i < 4 * NT; i++)
+            total[i] = 0.0f;
+    auto load = [&](uint32_t stage) { /* pieces that begin there */
 #pragma unroll
         for (int i = 0; i < PIECES; i++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                uint32_t r = out + h * 8 + g, at = k + i * 4 * LEN + t * LEN;
-                if (r < p->rows && at < p->cols)
-                    ahead[i][h].load(&p->w, p->row + r, p->col + at);
-                else
-                    ahead[i][h].zero();
+                uint32_t k = stage * 64 + i * 4 * LEN, scale = 0;
+                size_t at = (size_t)k * 16 / LEN;
+                if (!valid[h] || k + t * LEN >= p->cols) {
+                    w[i][h].zero();
+                    continue;
+                }
+                if (FORMAT == TD_W_FP8_BLOCK) scale = from[h].scale[(within + k) / 128];
+                if (FORMAT == TD_W_FP4) scale = from[h].scale[k / 32];
+                if (FORMAT == TD_W_NVFP4)
+                    scale = *(const uint16_t *)(const void *)(from[h].scale + k / 16);
+                w[i][h].take(*(const uint4 *)(const void *)(from[h].data + at), scale);
             }
     };
-    load_inputs<FORMAT>(in, p->cols, 0, &next);
+    /* The part of K at hand is added to those before. */
+    auto end_part = [&](void) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            if constexpr (!GROUPS) {
+                td_end_part(total + 4 * n, c + 4 * n);
+                continue;
+            }
+            float4 *at = &s->total[GROUPS ? n : 0][GROUPS ? threadIdx.x : 0];
+            float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+            if (begun) v = *at;
+            float sum[4] = {v.x, v.y, v.z, v.w};
+            td_end_part(sum, c + 4 * n);
+            v.x = sum[0];
+            v.y = sum[1];
+            v.z = sum[2];
+            v.w = sum[3];
+            *at = v;
+        }
+        begun = true;
+    };
+    load_inputs<FORMAT, ROWS>(in, p->cols, 0, &next);
     load(0);
     __syncthreads(); /* the piece of work before may still be read */
-    store_inputs(&next, 0, s);
-    load_inputs<FORMAT>(in, p->cols, 1, &next);
+    store_inputs<FORMAT, ROWS>(&next, 0, &s->x);
+    load_inputs<FORMAT, ROWS>(in, p->cols, 1, &next);
 #ifdef TD_HAS_WGMMA
     if (GROUPS) td_wgmma_publish();
 #endif
     __syncthreads();
-    for (uint32_t from = 0; from < stages; from += 2)
+    for (uint32_t stage = 0; stage < stages; stage += 2)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            uint32_t stage = from + half;
             struct td_word low[2], high[2];
-            if (half == 0 || WORDS <= 2) {
-#pragma unroll
-                for (int i = 0; i < PIECES; i++) {
-                    w[i][0] = ahead[i][0];
-                    w[i][1] = ahead[i][1];
-                }
-                load(WORDS > 2 ? (stage + 2) * 64 : (stage + 1) * 64);
-            }
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 int piece = WORDS > 2 ? 0 : j / WORDS;
@@ -173,13 +231,15 @@ static __device__ void multiply(const float *x, size_t x_stride, const uint32_t 
                 w[piece][0].word(word, &low[j]);
                 w[piece][1].word(word, &high[j]);
             }
-            const uint16_t *x64 = s->v[half], *rest = s->rest[td_two<FORMAT>::inputs ? half : 0];
+            const uint16_t *x64 = s->x.v[half];
+            const uint16_t *rest = s->x.rest[td_two<FORMAT>::inputs ? half : 0];
 #ifdef TD_HAS_WGMMA
-            if (GROUPS) group_product<FORMAT>(c, low, high, x64, rest);
+            if (GROUPS) group_product<FORMAT, ROWS>(c, low, high, x64, rest);
 #endif
-            if (!GROUPS && !idle) product<FORMAT>(c, low, high, x64, rest, rows);
-            store_inputs(&next, stage + 1, s);
-            load_inputs<FORMAT>(in, p->cols, stage + 2, &next);
+            if (!GROUPS && !idle) product<FORMAT, ROWS>(c, low, high, x64, rest, rows);
+            if (half || WORDS <= 2) load(stage + half + 1);
+            store_inputs<FORMAT, ROWS>(&next, half ^ 1, &s->x);
+            load_inputs<FORMAT, ROWS>(in, p->cols, stage + half + 2, &next);
 #ifdef TD_HAS_WGMMA
             if (GROUPS) {
                 td_wgmma_publish();
@@ -187,24 +247,45 @@ static __device__ void multiply(const float *x, size_t x_stride, const uint32_t 
             }
 #endif
             if (--left == 0) {
-#pragma unroll
-                for (int n = 0; n < NT; n++)
-                    td_end_part(total + 4 * n, c + 4 * n);
+                end_part();
                 left = per;
             }
             __syncthreads();
         }
+    end_part();
     float factor = td_product_factor<FORMAT>(&p->w);
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-        td_end_part(total + 4 * n, c + 4 * n);
+        float sum[4];
+        if (GROUPS) {
+            float4 v = s->total[GROUPS ? n : 0][GROUPS ? threadIdx.x : 0];
+            sum[0] = v.x;
+            sum[1] = v.y;
+            sum[2] = v.z;
+            sum[3] = v.w;
+        } else {
+            for (int i = 0; i < 4; i++)
+                sum[i] = total[4 * n + i];
+        }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t o = out + g + i / 2 * 8, r = n * TD_COLS + 2 * t + i % 2;
-            if (r < rows && o < p->rows)
-                p->y[(first + r) * p->y_stride + o] = total[4 * n + i] * factor;
+            if (r < rows && o < p->rows) p->y[(first + r) * p->y_stride + o] = sum[i] * factor;
         }
     }
+}
+
+/* As many of a call's rows as a block takes. */
+template <int FORMAT, bool GROUPS>
+static __device__ inline void multiply_rows(const float *x, size_t x_stride,
+                                            const uint32_t *row_at, uint32_t first, uint32_t rows,
+                                            const struct td_part *p, uint32_t out,
+                                            struct memory<FORMAT, GROUPS> *s) {
+    if (GROUPS && rows > FEW_ROWS)
+        multiply<FORMAT, GROUPS, GROUPS ? MANY_ROWS : FEW_ROWS>(x, x_stride, row_at, first, rows, p,
+                                                                out, s);
+    else
+        multiply<FORMAT, GROUPS, FEW_ROWS>(x, x_stride, row_at, first, rows, p, out, s);
 }
 
 /* ---- linears ---- */
@@ -219,13 +300,22 @@ struct parts {
 template <int FORMAT, bool GROUPS>
 static __global__ void __launch_bounds__(THREADS, 1)
     linear_many(const __grid_constant__ struct parts a) {
-    TD_SHARED(unsigned char, memory);
-    struct inputs<FORMAT> *s = (struct inputs<FORMAT> *)td_tile_memory(memory);
+    TD_SHARED(unsigned char, dynamic);
+    struct memory<FORMAT, GROUPS> *s = (struct memory<FORMAT, GROUPS> *)td_tile_memory(dynamic);
+    enum { ROWS = memory<FORMAT, GROUPS>::ROWS };
     const struct td_part *p = &a.part[blockIdx.z];
     uint32_t first = blockIdx.y * ROWS, out = blockIdx.x * OUTS;
     if (out >= p->rows) return; /* the whole block */
-    multiply<FORMAT, GROUPS>(a.x, a.x_stride, NULL, first, a.n - first < ROWS ? a.n - first : ROWS,
-                             p, out, s);
+    multiply_rows<FORMAT, GROUPS>(a.x + p->x_at, a.x_stride, NULL, first,
+                                  a.n - first < ROWS ? a.n - first : ROWS, p, out, s);
+}
+
+template <int FORMAT, bool GROUPS>
+static void launch(const struct td_device *d, const struct parts *p, uint32_t most) {
+    size_t shared = sizeof(struct memory<FORMAT, GROUPS>) + TD_TILE_ROOM;
+    dim3 grid(td_ceil(most, OUTS), td_ceil(p->n, memory<FORMAT, GROUPS>::ROWS), p->parts);
+    td_cuda_allow_shared(d, (const void *)linear_many<FORMAT, GROUPS>, shared, "linear");
+    TD_LAUNCH(d, "linear", (linear_many<FORMAT, GROUPS>), grid, THREADS, shared, *p);
 }
 
 template <int FORMAT>
@@ -234,17 +324,15 @@ static void linears_of(const struct td_device *d, const struct td_linear_args *a
     uint32_t most = 0;
     for (uint32_t i = 0; i < a->parts; i++) {
         if (a->part[i].w->stored.format != FORMAT) continue;
-        p.part[p.parts++] = td_part_of(a->part[i].w, a->part[i].y, a->part[i].y_stride);
+        p.part[p.parts] = td_part_of(a->part[i].w, a->part[i].y, a->part[i].y_stride);
+        p.part[p.parts++].x_at = a->part[i].x_at;
         most = a->part[i].w->rows > most ? a->part[i].w->rows : most;
     }
     if (!p.parts) return;
-    dim3 grid(td_ceil(most, OUTS), td_ceil(a->n, ROWS), p.parts);
     if (td_cuda_of(d)->major == 9)
-        TD_LAUNCH(d, "linear", (linear_many<FORMAT, true>), grid, THREADS,
-                  sizeof(struct inputs<FORMAT>) + TD_TILE_ROOM, p);
+        launch<FORMAT, true>(d, &p, most);
     else
-        TD_LAUNCH(d, "linear", (linear_many<FORMAT, false>), grid, THREADS,
-                  sizeof(struct inputs<FORMAT>) + TD_TILE_ROOM, p);
+        launch<FORMAT, false>(d, &p, most);
 }
 
 void td_cuda_linear_many(const struct td_device *d, const struct td_linear_args *a) {
@@ -260,8 +348,9 @@ void td_cuda_linear_many(const struct td_device *d, const struct td_linear_args 
 template <int FORMAT, bool GROUPS>
 static __global__ void __launch_bounds__(THREADS, 1)
     experts_many(const __grid_constant__ struct td_experts a, uint32_t above) {
-    TD_SHARED(unsigned char, memory);
-    struct inputs<FORMAT> *s = (struct inputs<FORMAT> *)td_tile_memory(memory);
+    TD_SHARED(unsigned char, dynamic);
+    struct memory<FORMAT, GROUPS> *s = (struct memory<FORMAT, GROUPS> *)td_tile_memory(dynamic);
+    enum { ROWS = memory<FORMAT, GROUPS>::ROWS };
     __shared__ struct td_work work;
     uint32_t outs = td_ceil(a.outs, OUTS), per = outs * a.parts;
     td_list_work(&a, above, 0xffffffffu, ROWS, per, &work);
@@ -271,23 +360,28 @@ static __global__ void __launch_bounds__(THREADS, 1)
         uint32_t which = left % per / outs;
         const struct td_matrix *w = &a.w[which][e];
         struct td_part p = td_part_of(w, a.y[which], w->rows);
-        multiply<FORMAT, GROUPS>(a.x, a.x_stride, a.x_row, first,
-                                 stop - first < ROWS ? stop - first : ROWS, &p, left % outs * OUTS,
-                                 s);
+        multiply_rows<FORMAT, GROUPS>(a.x, a.x_stride, a.x_row, first,
+                                      stop - first < ROWS ? stop - first : ROWS, &p,
+                                      left % outs * OUTS, s);
     }
+}
+
+template <int FORMAT, bool GROUPS>
+static void launch(const struct td_device *d, const struct td_experts *p, uint32_t above) {
+    size_t shared = sizeof(struct memory<FORMAT, GROUPS>) + TD_TILE_ROOM;
+    td_cuda_allow_shared(d, (const void *)experts_many<FORMAT, GROUPS>, shared, "expert_linear");
+    TD_LAUNCH(d, "expert_linear", (experts_many<FORMAT, GROUPS>), td_cuda_of(d)->processors,
+              THREADS, shared, *p, above);
 }
 
 template <int FORMAT>
 static void experts_of(const struct td_device *d, const struct td_expert_linear_args *a,
                        uint32_t above) {
     struct td_experts p = td_experts_of(a);
-    uint32_t blocks = td_cuda_of(d)->processors;
     if (td_cuda_of(d)->major == 9)
-        TD_LAUNCH(d, "expert_linear", (experts_many<FORMAT, true>), blocks, THREADS,
-                  sizeof(struct inputs<FORMAT>) + TD_TILE_ROOM, p, above);
+        launch<FORMAT, true>(d, &p, above);
     else
-        TD_LAUNCH(d, "expert_linear", (experts_many<FORMAT, false>), blocks, THREADS,
-                  sizeof(struct inputs<FORMAT>) + TD_TILE_ROOM, p, above);
+        launch<FORMAT, false>(d, &p, above);
 }
 
 void td_cuda_experts_many(const struct td_device *d, const struct td_expert_linear_args *a,

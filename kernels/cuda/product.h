@@ -25,7 +25,7 @@ struct td_part {
     struct td_weight w;
     uint32_t rows, cols, row, col;
     float *y;
-    size_t y_stride;
+    size_t y_stride, x_at;
 };
 
 static __host__ __device__ inline struct td_part td_part_of(const struct td_matrix *w, float *y,
@@ -96,6 +96,15 @@ template <> struct td_piece<TD_W_BF16> {
     uint4 raw;
     __device__ void load(const struct td_weight *w, uint32_t r, uint32_t c) {
         raw = *(const uint4 *)((const uint16_t *)w->data + (size_t)r * w->cols + c);
+    }
+    static __device__ struct td_source source(const struct td_weight *w, uint32_t r, uint32_t c) {
+        struct td_source s = {
+            (const uint8_t *)w->data + ((size_t)r * w->cols + c) * sizeof(uint16_t), NULL};
+        return s;
+    }
+    __device__ void take(uint4 data, uint32_t scales) {
+        (void)scales;
+        raw = data;
     }
     __device__ void zero() {
         raw.x = raw.y = raw.z = raw.w = 0;

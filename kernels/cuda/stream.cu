@@ -22,7 +22,8 @@ static __device__ void stage(const struct td_experts *a, uint32_t first, uint32_
     }
 }
 
-/* What a warp has on its way: a thread copies what it will read. */
+/* What a warp has on its way: a thread copies what it will read. Two chunks are asked for together:
+ * they are 128 bytes side by side of every row, and memory opens a row once for both. */
 struct ring {
     uint4 data[AHEAD][2][32];
 };
@@ -59,25 +60,30 @@ static __device__ void multiply(const struct td_part *p, uint32_t out, const uin
             td_copy_async(&ring->data[slot][h][lane], from[h].data + (there ? chunk * 64 : 0),
                           wanted);
         }
+    };
+    uint32_t scale[AHEAD][2]; /* on their way as long as what they scale */
+    auto copy_two = [&](uint32_t chunk, int slot) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            copy(chunk + i, slot + i);
+            scale[slot + i][0] = scale_of(0, chunk + i);
+            scale[slot + i][1] = scale_of(1, chunk + i);
+        }
         td_copy_commit();
     };
 #pragma unroll
-    for (int i = 0; i < AHEAD - 1; i++)
-        copy(i, i);
-    uint32_t scale[2] = {scale_of(0, 0), scale_of(1, 0)};
+    for (int i = 0; i < AHEAD; i += 2)
+        copy_two(i, i);
     for (uint32_t begin = 0; begin < chunks; begin += AHEAD)
 #pragma unroll
         for (uint32_t i = 0; i < AHEAD; i++) {
             uint32_t chunk = begin + i;
             if (chunk >= chunks) continue; /* the whole warp */
             struct td_piece<FORMAT> w[2];
-            copy(chunk + AHEAD - 1, (i + AHEAD - 1) % AHEAD); /* where the chunk before was */
-            td_copy_wait<AHEAD - 1>();
+            if (i % 2 == 0) td_copy_wait<AHEAD / 2 - 1>();
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                w[h].take(ring->data[i][h][lane], scale[h]);
-            scale[0] = scale_of(0, chunk + 1);
-            scale[1] = scale_of(1, chunk + 1);
+                w[h].take(ring->data[i][h][lane], scale[i][h]);
 #pragma unroll
             for (int j = 0; j < WORDS; j++) {
                 uint4 v = {0, 0, 0, 0};
@@ -92,7 +98,7 @@ static __device__ void multiply(const struct td_part *p, uint32_t out, const uin
                 td_end_part(total, c);
                 left = per;
             }
-            __syncwarp(); /* read before the next copies begin */
+            if (i % 2 == 1) copy_two(chunk + AHEAD - 1, i - 1); /* where this one was */
         }
     td_copy_wait<0>();
     td_end_part(total, c);

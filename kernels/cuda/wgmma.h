@@ -18,8 +18,16 @@ static __host__ __device__ inline uint32_t td_tile_at(uint32_t row, uint32_t c) 
 /* Dynamic shared memory from where tiles may begin; ask for TD_TILE_ROOM bytes more. */
 enum { TD_TILE_ROOM = 1024 };
 static __device__ inline void *td_tile_memory(void *p) {
+#ifdef TD_CUDA_EMULATED
     return (void *)(((uintptr_t)p + TD_TILE_ROOM - 1) & ~(uintptr_t)(TD_TILE_ROOM - 1));
+#else /* a compiler that sees where it comes from addresses it as shared memory */
+    return (char *)p + (0u - (uint32_t)__cvta_generic_to_shared(p)) % TD_TILE_ROOM;
+#endif
 }
+
+/* Says which form is meant. */
+struct td_wgmma_64 {};
+struct td_wgmma_128 {};
 
 /* A build for sm_90a has the instructions; others never launch the kernels that need them. */
 #ifdef TD_CUDA_EMULATED
@@ -63,8 +71,14 @@ static inline void td_wgmma_sums(float c[128], const uint32_t a[4], const uint16
     });
 }
 /* c += a b^T, 64 x 64: a is 16 columns in registers, b 16 values k .. k + 15 of 64 rows. */
-static inline void td_wgmma_rows(float c[32], const uint32_t a[4], const uint16_t *b, uint32_t k) {
+static inline void td_wgmma_rows(float c[32], const uint32_t a[4], const uint16_t *b, uint32_t k,
+                                 struct td_wgmma_64) {
     td_wgmma_emulate(c, 32, a, [=](uint32_t j, uint32_t col) { return b[td_tile_at(col, k + j)]; });
+}
+/* The same with 128 rows of b. */
+static inline void td_wgmma_rows(float c[64], const uint32_t a[4], const uint16_t *b, uint32_t k,
+                                 struct td_wgmma_128) {
+    td_wgmma_emulate(c, 64, a, [=](uint32_t j, uint32_t col) { return b[td_tile_at(col, k + j)]; });
 }
 static inline void td_wgmma_commit(void) {
 }
@@ -72,6 +86,10 @@ static inline void td_wgmma_wait(void) {
 }
 /* Ordinary writes to shared memory, before the barrier after which operands are read. */
 static inline void td_wgmma_publish(void) {
+}
+/* A barrier of this warp group. */
+static inline void td_wgmma_sync(void) {
+    td_emulate_group_sync();
 }
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 #define TD_HAS_WGMMA
@@ -93,6 +111,9 @@ static __device__ inline void td_wgmma_wait(void) {
 }
 static __device__ inline void td_wgmma_publish(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+static __device__ inline void td_wgmma_sync(void) {
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + threadIdx.x / 128) : "memory");
 }
 /* Tiles with the 128-byte swizzle; `leading` and `stride` in bytes. */
 static __device__ inline uint64_t td_wgmma_operand(const void *at, uint32_t leading,
@@ -117,7 +138,7 @@ static __device__ inline void td_wgmma_dots(float c[32], const uint16_t *a, cons
                  : "l"(left), "l"(right));
 }
 static __device__ inline void td_wgmma_rows(float c[32], const uint32_t a[4], const uint16_t *b,
-                                            uint32_t k) {
+                                            uint32_t k, struct td_wgmma_64) {
     uint64_t right = td_wgmma_operand(b + k, 16, 1024);
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
@@ -130,6 +151,30 @@ static __device__ inline void td_wgmma_rows(float c[32], const uint32_t a[4], co
                    "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
                    "+f"(c[30]), "+f"(c[31])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right));
+}
+static __device__ inline void td_wgmma_rows(float c[64], const uint32_t a[4], const uint16_t *b,
+                                            uint32_t k, struct td_wgmma_128) {
+    uint64_t right = td_wgmma_operand(b + k, 16, 1024);
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
+        "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "
+        "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
+        "%62, %63}, "
+        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+          "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+          "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]),
+          "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]),
+          "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
+          "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]),
+          "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]),
+          "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]),
+          "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
+          "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]),
+          "+f"(c[62]), "+f"(c[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right));
 }
 static __device__ inline void td_wgmma_sums(float c[128], const uint32_t a[4], const uint16_t *b,
                                             uint32_t k, uint32_t next) {

@@ -35,7 +35,7 @@ static void linear_outputs(const void *arg, uint32_t begin, uint32_t end, uint32
         for (; o >= part->w->rows; part++)
             o -= part->w->rows;
         output(&(struct outputs){.w = part->w,
-                                 .x = a->x,
+                                 .x = a->x + part->x_at,
                                  .x_stride = a->x_stride,
                                  .y = part->y,
                                  .y_stride = part->y_stride,

@@ -70,6 +70,7 @@ static void linear_of(struct td_case *c, uint32_t n, uint32_t k, const uint32_t 
         m[i] = td_case_matrix(c, out[i], k, bf16 != (i == 1 && !bench(c)));
         a.part[i] = (struct td_linear_part){
             .w = &m[i], .y = td_case_output(c, TD_FLOATS, n * stride * 4), .y_stride = stride};
+        a.part[i].x_at = td_case_below(c, (uint32_t)(x_stride - k) + 1);
         c->flops += 2.0 * n * k * out[i];
         c->bytes += (double)k * out[i] * (bf16 ? 2 : 4);
     }

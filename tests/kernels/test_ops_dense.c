@@ -39,7 +39,7 @@ static void linear(void **state) {
                                    .x_stride = stride,
                                    .n = n,
                                    .parts = 2,
-                                   .part = {{&m[0], y, o1}, {&m[1], y + (size_t)n * o1, o2}}};
+                                   .part = {{&m[0], y, o1, 0}, {&m[1], y + (size_t)n * o1, o2, 0}}};
         ALL_TABLES("linear", linear, &a, y, total * sizeof *y);
         double *want = malloc(total * sizeof *want), *at = want;
         for (uint32_t p = 0; p < 2; p++)
@@ -67,7 +67,7 @@ static void linear_order(void **state) {
     enum { K = 300, N = 17 };
     float *x = td_test_floats((size_t)N * K, -1, 1), *w = td_test_floats(K, -1, 1), y[N];
     struct td_matrix m = td_test_pack(w, 1, K);
-    struct td_linear_args a = {.x = x, .x_stride = K, .n = N, .parts = 1, .part = {{&m, y, 1}}};
+    struct td_linear_args a = {.x = x, .x_stride = K, .n = N, .parts = 1, .part = {{&m, y, 1, 0}}};
     ALL_TABLES("linear order", linear, &a, y, sizeof y);
     for (uint32_t i = 0; i < N; i++) {
         float total = 0;
@@ -113,7 +113,7 @@ static void expert_linear(void **state) {
                                        .x_stride = K,
                                        .n = 1,
                                        .parts = 1,
-                                       .part = {{&m[e], one, O}}};
+                                       .part = {{&m[e], one, O, 0}}};
             table[tables - 1]->linear(&dev, &l);
             td_test_same("expert_linear against linear", one, y + (size_t)r * O, sizeof one);
         }
