@@ -92,12 +92,25 @@ static __device__ float row_factor(const float *x, uint32_t dim, float eps) {
     return part[16];
 }
 
+/* y may be x: who writes a value has read it, TOGETHER of them at once, or each would be a wait. */
+enum { TOGETHER = 8 };
 static __global__ void norm_rows(struct td_rms_norm_args a) {
     const float *x = a.x + blockIdx.x * a.x_stride;
     float *y = a.y + blockIdx.x * a.y_stride;
     float r = row_factor(x, a.dim, a.eps);
-    for (uint32_t c = threadIdx.x; c < a.dim; c += THREADS)
-        y[c] = a.w ? x[c] * r * a.w[c] : x[c] * r;
+    for (uint32_t from = threadIdx.x; from < a.dim; from += TOGETHER * THREADS) {
+        float v[TOGETHER], w[TOGETHER];
+#pragma unroll
+        for (uint32_t i = 0; i < TOGETHER; i++) {
+            uint32_t c = from + i * THREADS;
+            v[i] = c < a.dim ? x[c] : 0.0f;
+            w[i] = c < a.dim && a.w ? a.w[c] : 0.0f;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < TOGETHER; i++)
+            if (from + i * THREADS < a.dim)
+                y[from + i * THREADS] = a.w ? v[i] * r * w[i] : v[i] * r;
+    }
 }
 
 void TD_PLAIN(rms_norm)(const struct td_device *d, const struct td_rms_norm_args *a) {
@@ -136,11 +149,22 @@ void TD_PLAIN(rope)(const struct td_device *d, const struct td_rope_args *a) {
 
 /* y = sum over streams of weight[s] * x[s], by the whole block. */
 static __device__ void mix_down(const float *x, const float *weight, float *y, uint32_t hidden) {
-    for (uint32_t c = threadIdx.x; c < hidden; c += THREADS) {
-        float sum = 0.0f;
-        for (uint32_t s = 0; s < S; s++)
-            sum = fmaf(weight[s], x[s * hidden + c], sum);
-        y[c] = sum;
+    for (uint32_t from = threadIdx.x; from < hidden; from += TOGETHER * THREADS) {
+        float v[TOGETHER][S];
+#pragma unroll
+        for (uint32_t i = 0; i < TOGETHER; i++)
+#pragma unroll
+            for (uint32_t s = 0; s < S; s++)
+                v[i][s] =
+                    from + i * THREADS < hidden ? x[s * hidden + from + i * THREADS] : 0.0f;
+#pragma unroll
+        for (uint32_t i = 0; i < TOGETHER; i++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (uint32_t s = 0; s < S; s++)
+                sum = fmaf(weight[s], v[i][s], sum);
+            if (from + i * THREADS < hidden) y[from + i * THREADS] = sum;
+        }
     }
 }
 
