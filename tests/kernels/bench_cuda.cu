@@ -1,7 +1,8 @@
 /* What the CUDA kernels reach on the shapes of the real model, beside what the machine copies per
  * second in the same run. Inputs are larger than the L2 or rotate through more than it holds.
  *
- * usage: bench_cuda [cuda:N [layout]]     layout: the pool layer-major beside page-major, nothing else
+ * usage: bench_cuda [cuda:N [layout|index|attend|experts|linear]]
+ *     layout: the pool layer-major beside page-major; the others: these kernels alone
  * A line: what, microseconds, bytes that have to move, their rate, its share of the copy rate; for
  * products of many rows also TFLOP/s. */
 #include "kernels/cuda/rt.h"
@@ -198,6 +199,7 @@ static void experts(enum td_weight_format f, const char *name, uint32_t tokens) 
     a.x_row = (const uint32_t *)up(row.data(), rows * 4);
     a.offset = (const uint32_t *)up(offset.data(), offset.size() * 4);
     a.experts = EXPERTS;
+    a.most = tokens; /* of an expert, as an engine knows it */
     a.parts = 2;
     for (int p = 0; p < 2; p++) {
         a.w[p] = w13[p].data();
@@ -386,17 +388,24 @@ int main(int argc, char **argv) {
         layouts();
         return 0;
     }
-    index_bench(32, 131072, 512, 2, LAYER_MAJOR);
-    index_bench(1, 131072, 512, 2, LAYER_MAJOR);
-    index_bench(32, 131072, 2048, 2, LAYER_MAJOR);
-    attend_bench(64, TD_KV_ROW_BF16, "bf16", 4, LAYER_MAJOR);
-    attend_bench(64, TD_KV_ROW_FP8, "fp8", 4, LAYER_MAJOR);
-    attend_bench(8, TD_KV_ROW_BF16, "bf16", 4, LAYER_MAJOR);
-    attend_bench(1024, TD_KV_ROW_BF16, "bf16", 4, LAYER_MAJOR);
-    experts(TD_W_NVFP4, "nvfp4", 8);
-    experts(TD_W_FP4, "fp4", 8);
-    experts(TD_W_FP8_BLOCK, "fp8", 8);
-    experts(TD_W_NVFP4, "nvfp4", 4096);
-    linears();
+    auto wanted = [&](const char *what) { return argc <= 2 || strcmp(argv[2], what) == 0; };
+    if (wanted("index")) {
+        index_bench(32, 131072, 512, 2, LAYER_MAJOR);
+        index_bench(1, 131072, 512, 2, LAYER_MAJOR);
+        index_bench(32, 131072, 2048, 2, LAYER_MAJOR);
+    }
+    if (wanted("attend")) {
+        attend_bench(64, TD_KV_ROW_BF16, "bf16", 4, LAYER_MAJOR);
+        attend_bench(64, TD_KV_ROW_FP8, "fp8", 4, LAYER_MAJOR);
+        attend_bench(8, TD_KV_ROW_BF16, "bf16", 4, LAYER_MAJOR);
+        attend_bench(1024, TD_KV_ROW_BF16, "bf16", 4, LAYER_MAJOR);
+    }
+    if (wanted("experts")) {
+        experts(TD_W_NVFP4, "nvfp4", 8);
+        experts(TD_W_FP4, "fp4", 8);
+        experts(TD_W_FP8_BLOCK, "fp8", 8);
+        experts(TD_W_NVFP4, "nvfp4", 4096);
+    }
+    if (wanted("linear")) linears();
     return 0;
 }
