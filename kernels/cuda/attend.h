@@ -94,21 +94,36 @@ static __device__ inline struct td_attend_set td_attend_set_of(const struct td_a
     return s;
 }
 
-static __device__ inline struct td_kv_row
-td_attend_member(const struct td_attend *a, const struct td_attend_set *s, uint32_t m) {
+/* Where a member is, in steps, each of which is a load that needs the one before: its entry; the
+ * entry's page; the row. Nothing is loaded for window rows. */
+static __device__ inline uint32_t td_attend_entry(const struct td_attend_set *s, uint32_t m) {
+    if (m < s->window) return 0;
+    return s->selected ? (uint32_t)s->selected[m - s->window] : m - s->window;
+}
+static __device__ inline uint32_t td_attend_page(const struct td_attend *a,
+                                                 const struct td_attend_set *s, uint32_t m,
+                                                 uint32_t entry) {
+    if (m < s->window) return 0;
+    return td_op_page(&a->b, s->run,
+                      entry / (s->selected ? TD_KV_CSA_PER_PAGE : TD_KV_HCA_PER_PAGE));
+}
+static __device__ inline struct td_kv_row td_attend_row(const struct td_attend *a,
+                                                        const struct td_attend_set *s, uint32_t m,
+                                                        uint32_t entry, uint32_t page) {
     if (m < s->window) {
         uint32_t t = s->pos + 1 - s->window + m;
         if (t < s->run->pos) return td_kv_window_row(&a->kv, s->run->slot, a->layer, t);
         return td_kv_dense_row(&a->kv, a->rows, s->run->first + (t - s->run->pos));
     }
-    uint32_t e = m - s->window;
     if (!s->selected)
-        return td_kv_hca_row(&a->kv, a->b.pool, a->layer,
-                             td_op_page(&a->b, s->run, e / TD_KV_HCA_PER_PAGE),
-                             e % TD_KV_HCA_PER_PAGE);
-    uint32_t w = (uint32_t)s->selected[e];
-    return td_kv_csa_row(&a->kv, a->b.pool, a->layer,
-                         td_op_page(&a->b, s->run, w / TD_KV_CSA_PER_PAGE), w % TD_KV_CSA_PER_PAGE);
+        return td_kv_hca_row(&a->kv, a->b.pool, a->layer, page, entry % TD_KV_HCA_PER_PAGE);
+    return td_kv_csa_row(&a->kv, a->b.pool, a->layer, page, entry % TD_KV_CSA_PER_PAGE);
+}
+
+static __device__ inline struct td_kv_row
+td_attend_member(const struct td_attend *a, const struct td_attend_set *s, uint32_t m) {
+    uint32_t entry = td_attend_entry(s, m);
+    return td_attend_row(a, s, m, entry, td_attend_page(a, s, m, entry));
 }
 
 #endif

@@ -1,23 +1,26 @@
 /* Sparse core on Hopper: bf16 and FP8 rows; queries and exponentials are rounded to bf16.
  *
  * A set is cut into groups of 320 members by absolute index. A block has one group of one token and
- * 64 heads: it walks through it 64 members at a time with a running maximum, while the next 64 rows
- * are copied to shared memory. Both of its warp groups compute all scores, which then are an
- * operand in registers as they lie, and half of the 512 columns each; so one copy of a row serves
- * both products and nothing is exchanged. The groups of a token are added in ascending order by the
- * block that ends last; the others leave theirs in the device's workspace. So a result depends
- * neither on what else is in the step nor on the order in which blocks run. */
+ * 64 heads: it walks through it 64 members at a time with a running maximum, while the rows of the
+ * next chunks are copied to shared memory. A warp group owns half of the 512 values of a row, for
+ * the scores and for the sum alike, so one copy of it serves both and only partial scores are
+ * exchanged; whole scores are an operand in registers as they lie. The groups of a token are added
+ * in ascending order: two of them by a pair of blocks with half of the columns each, more by the
+ * block that ends last, to which the others leave theirs in the device's workspace. So a result
+ * depends neither on what else is in the step nor on the order in which blocks run. */
 #include "kernels/cuda/parts.h"
 #include "kernels/cuda/wgmma.h"
 
 enum {
     THREADS = 256,
+    SIDE = THREADS / 2, /* a warp group */
     D = TD_HEAD_DIM,
     HEADS = TD_ATTEND_HEADS,
     MEMBERS = 64, /* of a chunk */
     GROUP = 320,
     LISTED = TD_PART_GROUP, /* the most members of a group */
     TILES = D / TD_TILE,
+    OWN = TILES / 2,          /* of a warp group */
     TILE = MEMBERS * TD_TILE, /* values */
     FP8_ROW = TD_KV_FP8_ROW_DIM + 2 * (TD_KV_ROW_DIM - TD_KV_FP8_ROW_DIM),
     RAW = FP8_ROW + 16, /* bytes between raw rows: values, scales */
@@ -28,7 +31,8 @@ struct shared {
     uint16_t q[TILES][TILE];
     uint16_t rows[2][TILES][TILE];
     uint8_t more[2 * MEMBERS * RAW - 2 * TILES * TILE]; /* FP8: rows[1] and this, two raw chunks */
-    const uint8_t *values[LISTED];                      /* NULL beyond the set */
+    float4 part[2][4][SIDE];                            /* scores, by halves */
+    const uint8_t *values[LISTED];
     uint32_t scales[LISTED]; /* FP8: bytes from the values to the scales */
     float sum[HEADS];
     uint32_t order, scratch[TD_PART_SCRATCH];
@@ -39,6 +43,7 @@ struct arrivals {
 };
 
 struct work {
+    bool pairs;                   /* blocks 0 and 1 of a token are launched as one */
     struct td_attend_left *group; /* [tokens, head blocks, groups] */
     struct arrivals *arrivals;    /* [tokens, head blocks] */
     uint32_t first;               /* token of blockIdx.z 0 */
@@ -50,41 +55,72 @@ struct work {
 #define LOG2E 1.44269504f
 #define LN2 0.693147181f
 
+/* Where the members of the group are; beyond the set nobody looks. The places of all are on their
+ * way at once. */
 static __device__ void list_members(const struct td_attend *a, const struct td_attend_set *set,
                                     uint32_t first, struct shared *s) {
-    for (uint32_t i = threadIdx.x; i < GROUP; i += THREADS) {
-        struct td_kv_row row = {NULL, NULL};
-        if (first + i < set->count) row = td_attend_member(a, set, first + i);
+    enum { EACH = (GROUP + THREADS - 1) / THREADS };
+    uint32_t m[EACH], entry[EACH], page[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        m[j] = first + j * THREADS + threadIdx.x;
+        m[j] = m[j] < set->count ? m[j] : set->count - 1;
+        entry[j] = td_attend_entry(set, m[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++)
+        page[j] = td_attend_page(a, set, m[j], entry[j]);
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        uint32_t i = j * THREADS + threadIdx.x;
+        if (i >= GROUP) break;
+        struct td_kv_row row = td_attend_row(a, set, m[j], entry[j], page[j]);
         s->values[i] = (const uint8_t *)row.values;
         s->scales[i] = row.scales ? (uint32_t)(row.scales - (const uint8_t *)row.values) : 0;
     }
 }
 
-/* query_of(h): of the block's head h, or NULL beyond the last one. */
+/* Own half of every head's: 8 values a piece. query_of(h): of the block's head h, or NULL beyond the
+ * last one. */
+enum { PIECES = HEADS * D / 8 / THREADS };
+struct queries {
+    float4 v[PIECES][2];
+};
+
 template <typename QUERY>
-static __device__ void load_queries(const QUERY &query_of, struct shared *s) {
-#pragma unroll 8
-    for (uint32_t j = 0; j < HEADS * D / 8 / THREADS; j++) {
-        uint32_t u = j * THREADS + threadIdx.x, h = u / (D / 8), c = u % (D / 8) * 8;
-        const float *from = query_of(h);
-        float4 v = {0.0f, 0.0f, 0.0f, 0.0f}, w = v;
-        if (from) {
-            v = *(const float4 *)(from + c);
-            w = *(const float4 *)(from + c + 4);
-        }
+static __device__ void load_queries(const QUERY &query_of, struct queries *to) {
+    uint32_t t = threadIdx.x % SIDE, c = threadIdx.x / SIDE * (D / 2) + t % (D / 16) * 8;
+#pragma unroll
+    for (int j = 0; j < PIECES; j++) {
+        const float *from = query_of((j * SIDE + t) / (D / 16));
+        float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
+        to->v[j][0] = from ? *(const float4 *)(from + c) : zero;
+        to->v[j][1] = from ? *(const float4 *)(from + c + 4) : zero;
+    }
+}
+
+static __device__ void store_queries(const struct queries *from, struct shared *s) {
+    uint32_t t = threadIdx.x % SIDE, c = threadIdx.x / SIDE * (D / 2) + t % (D / 16) * 8;
+#pragma unroll
+    for (int j = 0; j < PIECES; j++) {
+        uint32_t h = (j * SIDE + t) / (D / 16);
+        float4 v = from->v[j][0], w = from->v[j][1];
         uint4 r = {td_bf16_pair(v.x, v.y), td_bf16_pair(v.z, v.w), td_bf16_pair(w.x, w.y),
                    td_bf16_pair(w.z, w.w)};
         *(uint4 *)&s->q[c / TD_TILE][td_tile_at(h, c % TD_TILE)] = r;
     }
 }
 
-static __device__ void copy_rows(struct shared *s, uint32_t chunk) {
+/* Own half of every row of a chunk; beyond the `count` members the last one's, whose weight will be
+ * 0. */
+static __device__ void copy_rows(struct shared *s, uint32_t chunk, uint32_t count) {
     uint16_t(*to)[TILE] = s->rows[chunk % 2];
+    uint32_t t = threadIdx.x % SIDE, c = threadIdx.x / SIDE * (D / 16) + t % (D / 16);
 #pragma unroll
     for (uint32_t j = 0; j < MEMBERS * D / 8 / THREADS; j++) {
-        uint32_t u = j * THREADS + threadIdx.x, m = u / (D / 8), c = u % (D / 8);
-        const uint8_t *row = s->values[chunk * MEMBERS + m];
-        td_copy_async(&to[c / 8][td_tile_at(m, c % 8 * 8)], row ? row + c * 16 : NULL, row != NULL);
+        uint32_t m = (j * SIDE + t) / (D / 16), at = chunk * MEMBERS + m;
+        const uint8_t *row = s->values[at < count ? at : count - 1];
+        td_copy_async(&to[c / 8][td_tile_at(m, c % 8 * 8)], row + c * 16, true);
     }
     td_copy_commit();
 }
@@ -94,14 +130,15 @@ static __device__ uint8_t *raw_rows(struct shared *s, uint32_t chunk) {
 }
 
 /* FP8: values as stored, then the scales. A step's own rows are 8-aligned. */
-static __device__ void copy_raw(struct shared *s, uint32_t chunk) {
-    enum { PIECES = FP8_ROW / 8 + 1 };
+static __device__ void copy_raw(struct shared *s, uint32_t chunk, uint32_t count) {
+    enum { EIGHTS = FP8_ROW / 8 + 1 };
     uint8_t *to = raw_rows(s, chunk);
-    for (uint32_t u = threadIdx.x; u < MEMBERS * PIECES; u += THREADS) {
-        uint32_t m = u / PIECES, c = u % PIECES, at = chunk * MEMBERS + m;
+    for (uint32_t u = threadIdx.x; u < MEMBERS * EIGHTS; u += THREADS) {
+        uint32_t m = u / EIGHTS, c = u % EIGHTS, at = chunk * MEMBERS + m;
+        at = at < count ? at : count - 1;
         const uint8_t *row = s->values[at];
-        uint32_t from = c + 1 < PIECES ? c * 8 : s->scales[at];
-        td_copy_async8(to + m * RAW + c * 8, row ? row + from : NULL, row != NULL);
+        uint32_t from = c + 1 < EIGHTS ? c * 8 : s->scales[at];
+        td_copy_async8(to + m * RAW + c * 8, row + from, true);
     }
     td_copy_commit();
 }
@@ -122,6 +159,32 @@ static __device__ void decode_rows(struct shared *s, uint32_t chunk) {
             v = *(const uint4 *)(row + TD_KV_FP8_ROW_DIM + (c - TD_KV_FP8_ROW_DIM) * 2);
         }
         *(uint4 *)&s->rows[0][c / TD_TILE][td_tile_at(m, c % TD_TILE)] = v;
+    }
+}
+
+/* What both warp groups have of every score is added: the same sum in both. Before it all threads
+ * met since they were here last. */
+static __device__ void share_scores(float score[32], struct shared *s) {
+    uint32_t t = threadIdx.x % SIDE, side = threadIdx.x / SIDE;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (half) __syncthreads(); /* the first was read */
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *v = score + 16 * half + 4 * i;
+            float4 four = {v[0], v[1], v[2], v[3]};
+            s->part[side][i][t] = four;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float4 four = s->part[side ^ 1][i][t];
+            float *v = score + 16 * half + 4 * i;
+            v[0] += four.x;
+            v[1] += four.y;
+            v[2] += four.z;
+            v[3] += four.w;
+        }
     }
 }
 
@@ -283,56 +346,119 @@ static __device__ void write_sums(const struct td_attend *a, uint32_t i, uint32_
 
 /* Through the `count` members that are listed, one at least: o and its sums, of a thread's places.
  */
-template <bool FP8, typename QUERY>
-static __device__ void walk(const QUERY &query_of, uint32_t count, struct shared *s, float o[128],
+template <bool FP8>
+static __device__ void walk(const struct queries *q, uint32_t count, struct shared *s, float o[128],
                             struct running *run) {
-    uint32_t t = threadIdx.x, chunks = td_ceil(count, MEMBERS);
-    if (FP8)
-        copy_raw(s, 0);
-    else
-        copy_rows(s, 0);
-    load_queries(query_of, s);
+    uint32_t chunks = td_ceil(count, MEMBERS), side = threadIdx.x / SIDE;
+    auto copy = [&](uint32_t chunk) {
+        if (chunk >= chunks) return;
+        if (FP8)
+            copy_raw(s, chunk, count);
+        else
+            copy_rows(s, chunk, count);
+    };
+    copy(0);
+    copy(1);
+    store_queries(q, s);
 #pragma unroll
     for (int k = 0; k < 128; k++)
         o[k] = 0.0f;
     for (uint32_t chunk = 0; chunk < chunks; chunk++) {
-        const uint16_t(*rows)[TILE] = s->rows[FP8 ? 0 : chunk % 2];
+        const uint16_t(*rows)[TILE] = s->rows[FP8 ? 0 : chunk % 2] + side * OWN;
         float score[32];
         uint32_t weight[4][4];
-        td_copy_wait<0>();
+        if (chunk + 1 < chunks)
+            td_copy_wait<1>();
+        else
+            td_copy_wait<0>();
         if (FP8) {
             __syncthreads();
             decode_rows(s, chunk);
         }
         td_wgmma_publish();
-        __syncthreads(); /* and the chunk before was used by all */
-        if (chunk + 1 < chunks) {
-            if (FP8)
-                copy_raw(s, chunk + 1);
-            else
-                copy_rows(s, chunk + 1);
-        }
+        __syncthreads();
+        if (FP8) copy(chunk + 2);
 #pragma unroll
         for (int k = 0; k < 32; k++)
             score[k] = 0.0f;
         td_wgmma_begin();
-#pragma unroll 1 /* code that fits the instruction caches */
-        for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+        for (int tile = 0; tile < OWN; tile++)
 #pragma unroll
             for (int k = 0; k < TD_TILE; k += 16)
-                td_wgmma_dots(score, s->q[tile], rows[tile], k);
+                td_wgmma_dots(score, s->q[side * OWN + tile], rows[tile], k);
         td_wgmma_end();
+        share_scores(score, s);
         weigh(score, count - chunk * MEMBERS, run, o, weight);
         td_wgmma_begin();
 #pragma unroll
         for (int k = 0; k < MEMBERS / 16; k++)
-            td_wgmma_sums(o, weight[k], rows[t / 128 * (TILES / 2)], k * 16, TILE);
+            td_wgmma_sums(o, weight[k], rows[0], k * 16, TILE);
         td_wgmma_end();
+        if (!FP8 && chunk + 1 < chunks) {
+            td_wgmma_sync(); /* who copies over these rows used them, as nobody else did */
+            copy(chunk + 2);
+        }
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         run->sum[r] += __shfl_xor_sync(0xffffffffu, run->sum[r], 1);
         run->sum[r] += __shfl_xor_sync(0xffffffffu, run->sum[r], 2);
+    }
+}
+
+/* The same for the two groups of a pair: of each warp group's columns this block ends half, whose
+ * sums the other block leaves in the memory of this one's rows. Bit for bit what write_sums gives.
+ */
+template <int OWN_GROUP>
+static __device__ void write_pair(const struct td_attend *a, uint32_t i, uint32_t head,
+                                  const struct running *run, const float o[128],
+                                  struct shared *s) {
+    enum { FIRST = OWN_GROUP * 16, OTHERS = 16 - FIRST }; /* of 32 times 8 columns */
+    uint32_t t = threadIdx.x, row = t / 32 % 4 * 16 + t % 32 / 4;
+    float4 *left = (float4 *)(void *)s->rows; /* [16][THREADS], then maxima and sums */
+    float4 *other = (float4 *)td_pair_memory(left, OWN_GROUP ^ 1);
+    td_pair_sync(); /* rows are no longer needed */
+#pragma unroll
+    for (int k = 0; k < 16; k++) {
+        const float *from = o + 4 * (OTHERS + k);
+        float4 v = {from[0], from[1], from[2], from[3]};
+        other[k * THREADS + t] = v;
+    }
+    float4 own = {run->max[0], run->max[1], run->sum[0], run->sum[1]};
+    other[16 * THREADS + t] = own;
+    td_pair_sync();
+    float4 theirs = left[16 * THREADS + t], group[2] = {OWN_GROUP ? theirs : own,
+                                                        OWN_GROUP ? own : theirs};
+    float factor[2][2], whole[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        uint32_t h = head + row + r * 8;
+        float sink = (h < a->heads ? a->sink[h] : 0.0f) * LOG2E, max = sink, sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            max = fmaxf(max, r ? group[j].y : group[j].x);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            factor[j][r] = td_exp2((r ? group[j].y : group[j].x) - max);
+            sum += (r ? group[j].w : group[j].z) * factor[j][r];
+        }
+        whole[r] = 1.0f / (sum + td_exp2(sink - max));
+    }
+    float *to = a->o + ((size_t)i * a->heads + head + row) * D + t / SIDE * (D / 2) + t % 4 * 2;
+#pragma unroll
+    for (int k = 0; k < 16; k++) {
+        float4 v = left[k * THREADS + t];
+        float others[4] = {v.x, v.y, v.z, v.w}, sum[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float mine = o[4 * (FIRST + k) + n];
+            sum[n] = 0.0f + (OWN_GROUP ? others[n] : mine) * factor[0][n / 2];
+            sum[n] = (sum[n] + (OWN_GROUP ? mine : others[n]) * factor[1][n / 2]) * whole[n / 2];
+        }
+        float2 low = {sum[0], sum[1]}, high = {sum[2], sum[3]};
+        if (head + row < a->heads) *(float2 *)(to + (FIRST + k) * 8) = low;
+        if (head + row + 8 < a->heads) *(float2 *)(to + (size_t)8 * D + (FIRST + k) * 8) = high;
     }
 }
 
@@ -355,9 +481,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
     };
     float o[128];
     struct running run = {{-1e30f, -1e30f}, {0.0f, 0.0f}};
+    struct queries q; /* on their way before the rows, which take longer to find */
+    load_queries(query_of, &q);
     list_members(&a, &set, first, s);
     __syncthreads();
-    walk<FP8>(query_of, count, s, o, &run);
+    walk<FP8>(&q, count, s, o, &run);
+    if (w.pairs && groups == 2) {
+        if (own == 0)
+            write_pair<0>(&a, i, head, &run, o, s);
+        else
+            write_pair<1>(&a, i, head, &run, o, s);
+        return;
+    }
     uint32_t at = blockIdx.z * gridDim.y + blockIdx.y;
     struct td_attend_left *group = w.group + (size_t)at * gridDim.x;
     if (groups > 1 && !ends_last(&w.arrivals[at], groups, &group[own], &run, o, s)) return;
@@ -377,13 +512,19 @@ static void launch(const struct td_device *d, const struct td_attend *p, uint32_
     size_t shared = sizeof(struct shared) + TD_TILE_ROOM;
     uint32_t heads = td_ceil(p->heads, HEADS), tokens = SLOTS / (groups * heads);
     struct work w = {};
+    w.pairs = groups == 2;
     w.group = td_cuda_of(d)->attend;
     w.arrivals = (struct arrivals *)(void *)(w.group + SLOTS);
+    if (w.pairs) tokens = 65535; /* of grid.z */
     td_cuda_allow_shared(d, (const void *)core_groups<FP8>, shared, "attend");
     for (uint32_t from = 0; from < p->b.n; from += tokens) {
         uint32_t n = p->b.n - from < tokens ? p->b.n - from : tokens;
         w.first = from;
-        TD_LAUNCH(d, "attend", core_groups<FP8>, dim3(groups, heads, n), THREADS, shared, *p, w);
+        dim3 grid(groups, heads, n);
+        if (w.pairs)
+            TD_LAUNCH_PAIRS(d, "attend", core_groups<FP8>, grid, THREADS, shared, *p, w);
+        else
+            TD_LAUNCH(d, "attend", core_groups<FP8>, grid, THREADS, shared, *p, w);
     }
 }
 
@@ -410,17 +551,19 @@ static __global__ void __launch_bounds__(THREADS, 1)
     uint32_t i = a.from + blockIdx.z, head = blockIdx.y * HEADS, t = threadIdx.x;
     uint32_t shard = blockIdx.x / a.groups, first = blockIdx.x % a.groups * LISTED;
     struct td_attend_left *left = td_parts_left(&a, blockIdx.z, blockIdx.y, blockIdx.x);
+    auto query_of = [&](uint32_t h) { return td_parts_query(&a, i, head + h); };
+    struct queries q;
+    load_queries(query_of, &q);
     uint32_t all =
         td_parts_list<THREADS>(&a, i, shard, first, LISTED, s->values, s->scales, s->scratch);
     if (first >= all) { /* the whole block */
         if (t < HEADS) left->sum[t] = 0.0f;
         return;
     }
-    auto query_of = [&](uint32_t h) { return td_parts_query(&a, i, head + h); };
     float o[128];
     struct running run = {{-1e30f, -1e30f}, {0.0f, 0.0f}};
     __syncthreads();
-    walk<FP8>(query_of, all - first < LISTED ? all - first : (uint32_t)LISTED, s, o, &run);
+    walk<FP8>(&q, all - first < LISTED ? all - first : (uint32_t)LISTED, s, o, &run);
     uint32_t row = t / 32 % 4 * 16 + t % 32 / 4, column = t / 128 * (D / 2) + t % 4 * 2;
 #pragma unroll
     for (int k = 0; k < 32; k++) {

@@ -89,10 +89,10 @@ static __device__ inline void td_copy_async8(void *to, const void *from, bool va
                  : "r"(at), "l"(from), "r"(bytes)
                  : "memory");
 }
-/* 2^x, the device's own; 2^0 is 1. */
+/* 2^x, the device's own; 2^0 is 1, results below 2^-126 are 0. */
 static __device__ inline float td_exp2(float x) {
     float r;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
 static __device__ inline void td_copy_commit(void) {

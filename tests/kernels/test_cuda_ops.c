@@ -88,12 +88,15 @@ static void linear_case(enum td_weight_format format, uint32_t n, uint32_t rows,
                                .n = n,
                                .parts = 1,
                                .part = {{.w = &m, .y = dy, .y_stride = y_stride}}};
+    uint32_t x_at = stride - cols; /* inputs need not begin where a row does */
+    a.part[0].x_at = x_at;
     fast.linear(&dev, &a);
     td_test_get(&dev, y, dy, bytes);
     for (uint32_t o = 0; o < rows; o++) {
         td_weight_row(&w, row + o, decoded);
         for (uint32_t i = 0; i < n; i++) {
-            double size, want = product(x + (size_t)i * stride, &w, decoded, col, cols, &size);
+            const float *in = x + (size_t)i * stride + x_at;
+            double size, want = product(in, &w, decoded, col, cols, &size);
             float got = y[(size_t)i * y_stride + o];
             if (!(fabs((double)got - want) <= (two(format) ? 5e-6 : 1e-6) * size))
                 fail_msg("format %d, %u rows of %u: row %u output %u: expected %.9g, found %.9g",
@@ -376,6 +379,20 @@ static void attend_case(enum td_kv_row_dtype type, uint32_t layer, uint32_t head
         if (!(fabsf(got[i] - want[i]) <= 4e-3f))
             fail_msg("layer %u, type %d, value %zu: expected %.9g, found %.9g", layer, (int)type, i,
                      (double)want[i], (double)got[i]);
+    if (layer == 1) { /* a call that may meet larger sets takes another form: the same bits */
+        uint32_t wide = topk + 640;
+        int32_t *padded = td_test_bytes(rows * wide * sizeof *padded);
+        for (uint32_t i = 0; i < rows * wide; i++)
+            padded[i] = i % wide < topk ? selected[i / wide * topk + i % wide] : -1;
+        td_test_give(&dev, a.selected);
+        a.selected = td_test_put(&dev, padded, rows * wide * sizeof *padded);
+        a.topk = wide;
+        memcpy(want, got, floats * sizeof *got);
+        fast.attend(&dev, &a);
+        td_test_get(&dev, got, a.o, floats * sizeof *got);
+        td_test_same("a set among larger ones", want, got, floats * sizeof *got);
+        free(padded);
+    }
     td_test_give(&dev, a.q);
     td_test_give(&dev, a.rows);
     td_test_give(&dev, a.sink);
