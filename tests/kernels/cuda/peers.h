@@ -138,7 +138,7 @@ template <class T> static inline void peers_spoil(const T *) {
 }
 template <class... P, class First, class... A>
 static inline void peers_launch(void (*kernel)(P...), dim3 grid, dim3 block, First first, A... a) {
-    td_emulate_kernel(kernel, grid, block, 0, first, a...);
+    td_emulate_kernel(kernel, grid, block, 0, 1, first, a...);
     peers_spoil(first);
 }
 #define PROBE_LAUNCH(kernel, stream, ...) peers_launch(kernel, BLOCKS, THREADS, __VA_ARGS__)
