@@ -34,7 +34,8 @@ class TestGpu(unittest.TestCase):
         with e2e.Cluster(max_context=24576, pool_pages=192, max_running=4, **settings) as c:
             for role in ("prefill@0", "decode@0"):
                 log = (c.dir / f"{role}.log").read_text(errors="replace")
-                self.assertIn("slabs are pinned", log)
+                self.assertIn("memory slabs, pinned", log)
+                self.assertNotIn("the host copies each block once more", log)
             self.needle(c, "--lengths", "338")
             before = used_mib()
             self.needle(c, "--lengths", LENGTHS)
