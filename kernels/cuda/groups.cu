@@ -80,8 +80,8 @@ static __device__ void list_members(const struct td_attend *a, const struct td_a
     }
 }
 
-/* Own half of every head's: 8 values a piece. query_of(h): of the block's head h, or NULL beyond the
- * last one. */
+/* Own half of every head's: 8 values a piece. query_of(h): of the block's head h, or NULL beyond
+ * the last one. */
 enum { PIECES = HEADS * D / 8 / THREADS };
 struct queries {
     float4 v[PIECES][2];
@@ -408,17 +408,22 @@ static __device__ void walk(const struct queries *q, uint32_t count, struct shar
 }
 
 /* The same for the two groups of a pair: of each warp group's columns this block ends half, whose
- * sums the other block leaves in the memory of this one's rows. Bit for bit what write_sums gives.
+ * sums the other block leaves in the memory of this one's queries. Bit for bit what write_sums
+ * gives.
  */
 template <int OWN_GROUP>
 static __device__ void write_pair(const struct td_attend *a, uint32_t i, uint32_t head,
-                                  const struct running *run, const float o[128],
-                                  struct shared *s) {
+                                  const struct running *run, const float o[128], struct shared *s) {
     enum { FIRST = OWN_GROUP * 16, OTHERS = 16 - FIRST }; /* of 32 times 8 columns */
+    static_assert(sizeof s->q == 16 * THREADS * sizeof(float4) &&
+                      sizeof s->part >= THREADS * sizeof(float4),
+                  "what is left fits");
     uint32_t t = threadIdx.x, row = t / 32 % 4 * 16 + t % 32 / 4;
-    float4 *left = (float4 *)(void *)s->rows; /* [16][THREADS], then maxima and sums */
+    float4 *left = (float4 *)(void *)s->q;        /* [16][THREADS] */
+    float4 *left_run = (float4 *)(void *)s->part; /* [THREADS] maxima and sums */
     float4 *other = (float4 *)td_pair_memory(left, OWN_GROUP ^ 1);
-    td_pair_sync(); /* rows are no longer needed */
+    float4 *other_run = (float4 *)td_pair_memory(left_run, OWN_GROUP ^ 1);
+    td_pair_sync(); /* queries are no longer needed */
 #pragma unroll
     for (int k = 0; k < 16; k++) {
         const float *from = o + 4 * (OTHERS + k);
@@ -426,10 +431,10 @@ static __device__ void write_pair(const struct td_attend *a, uint32_t i, uint32_
         other[k * THREADS + t] = v;
     }
     float4 own = {run->max[0], run->max[1], run->sum[0], run->sum[1]};
-    other[16 * THREADS + t] = own;
+    other_run[t] = own;
     td_pair_sync();
-    float4 theirs = left[16 * THREADS + t], group[2] = {OWN_GROUP ? theirs : own,
-                                                        OWN_GROUP ? own : theirs};
+    float4 theirs = left_run[t];
+    float4 group[2] = {OWN_GROUP ? theirs : own, OWN_GROUP ? own : theirs};
     float factor[2][2], whole[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
