@@ -73,7 +73,16 @@ class Cluster:
         if r.returncode != 0:
             self.print_logs()
             raise RuntimeError(f"tandem up: {r.stderr}")
+        self.wait_workers()
         return self
+
+    def wait_workers(self, seconds=PATIENCE):
+        """Every worker that was started is linked; `tandem up` is content with a pair that answers."""
+        started = {p.stem for p in self.dir.glob("*@*.pid")}
+        until = time.monotonic() + seconds
+        while missing := started - set(self.ledgers()):
+            assert time.monotonic() < until, f"not linked after {seconds} s: {missing}"
+            time.sleep(0.02)
 
     def __exit__(self, kind, *_):
         if kind:

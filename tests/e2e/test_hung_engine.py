@@ -6,7 +6,6 @@ usage: test_hung_engine.py BUILD [unittest arguments]"""
 import concurrent.futures
 import http.client
 import json
-import os
 import pathlib
 import sys
 import threading
@@ -15,7 +14,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import cluster as e2e  # noqa: E402
-from traced import DETACH, INTERRUPT, SEIZE, WALL, trace  # noqa: E402
+from traced import DETACH, stop_thread, trace  # noqa: E402
 
 TIMEOUT_MS = 8000  # engine_timeout_ms: a step takes milliseconds, but a busy machine may take it from us
 
@@ -24,13 +23,12 @@ class StoppedEngine:
     """The engine's thread of a worker, stopped; goes on at the end. One thread of ours traces it."""
 
     def __init__(self, pid):
+        self.pid = pid
         tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
         self.tid = next(int(t.name) for t in tasks if (t / "comm").read_text().strip() == "engine")
 
     def __enter__(self):
-        trace(SEIZE, self.tid)
-        trace(INTERRUPT, self.tid)
-        os.waitpid(self.tid, WALL)
+        stop_thread(self.pid, self.tid)
         return self
 
     def __exit__(self, *_):
@@ -89,31 +87,6 @@ class TestHungEngine(unittest.TestCase):
             self.assertLess(time.monotonic(), end, f"not in {seconds} s: {what}")
             time.sleep(0.02)
 
-    def stop(self, c, name):
-        """The engine's thread of a worker; skips where tracing is not allowed. Where it is stopped with a lock in its
-        hands (the job queue's, the allocator's) the loop waits for it, and that is another fault: it goes on a
-        little and is stopped again."""
-        pid = c.pid(name)
-        for _ in range(20):
-            engine = StoppedEngine(pid)
-            engine.__enter__()
-            if self.loop_turns(pid):
-                return engine
-            engine.__exit__()
-            time.sleep(0.01)
-        self.fail(f"{name}: its loop waits whenever the engine is stopped")
-
-    @staticmethod
-    def loop_turns(pid):
-        """Whether the first thread, the loop, goes on: beats every 100 ms give it work."""
-        def turns():
-            status = pathlib.Path(f"/proc/{pid}/task/{pid}/status").read_text()
-            return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
-
-        before = turns()
-        time.sleep(0.5)
-        return turns() - before > 2
-
     def test_decode(self):
         with self.cluster() as c:
             asked = [body(seed, 400) for seed in range(4)]
@@ -123,9 +96,8 @@ class TestHungEngine(unittest.TestCase):
             self.until("every stream has begun", lambda: all(s.events > 3 for s in streams))
             self.until("both decode workers have work",
                        lambda: all(self.worker(c, f"decode@{i}")["ledger"]["slots_owned"] for i in (0, 1)))
-            engine = self.stop(c, "decode@0")
             begun = time.monotonic()
-            try:
+            with StoppedEngine(pid):
                 with concurrent.futures.ThreadPoolExecutor(4) as pool:
                     # Some of these wait for the engine that hangs, and move on.
                     answers = [pool.submit(whole, c, b) for b in asked]
@@ -143,8 +115,6 @@ class TestHungEngine(unittest.TestCase):
                 self.assertTrue(all(s.error and "has not advanced" in s.error["message"] for s in ended), ended)
                 self.assertTrue(all(s.error is None for s in streams if s.done))
                 self.assertTrue(self.worker(c, "decode@0")["stalled"])  # and its link is still up
-            finally:
-                engine.__exit__()
             self.until("decode@0 goes on", lambda: not self.worker(c, "decode@0")["stalled"])
             c.wait_baseline()
             with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -156,14 +126,11 @@ class TestHungEngine(unittest.TestCase):
         with self.cluster() as c:
             asked = [body(seed, 8, prompt=2000) for seed in range(4)]
             alone = [whole(c, b) for b in asked]
-            engine = self.stop(c, "prefill@0")
-            try:
+            with StoppedEngine(c.pid("prefill@0")):
                 with concurrent.futures.ThreadPoolExecutor(4) as pool:
                     self.assertEqual(list(pool.map(lambda b: whole(c, b), asked)), alone)
                 self.assertTrue(self.worker(c, "prefill@0")["stalled"])
                 self.assertEqual(whole(c, asked[1]), alone[1])
-            finally:
-                engine.__exit__()
             self.until("prefill@0 goes on", lambda: not self.worker(c, "prefill@0")["stalled"])
             c.wait_baseline()
             self.assertNotIn("is lost", (c.dir / "router.log").read_text())

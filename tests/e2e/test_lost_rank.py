@@ -14,7 +14,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import cluster as e2e  # noqa: E402
 from test_hung_engine import Stream, body, whole  # noqa: E402
-from traced import INTERRUPT, SEIZE, WALL, libc, trace  # noqa: E402
+from traced import WALL, libc, stop_thread  # noqa: E402
 
 SILENCE_MS = 2000  # collective_timeout_ms: a step takes milliseconds, but a busy machine may take it from us
 SUBREAPER, EXIT_FAILED = 36, 1
@@ -58,9 +58,7 @@ class TestLostRank(unittest.TestCase):
             streams = [Stream(c, body(100 + i, 6000)) for i in range(2)]
             self.until("every stream has begun", lambda: all(s.events > 3 for s in streams))
             rank = self.busiest(pid)
-            trace(SEIZE, rank)
-            trace(INTERRUPT, rank)
-            os.waitpid(rank, WALL)
+            stop_thread(pid, rank)
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 late = pool.submit(whole, c, asked)  # waits for a worker that will never answer it
                 log = c.dir / "decode@0.log"

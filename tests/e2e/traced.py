@@ -3,10 +3,13 @@ import ctypes
 import mmap
 import os
 import pathlib
+import platform
 import signal
+import time
 import unittest
 
 SEIZE, INTERRUPT, SINGLESTEP, DETACH, WALL = 0x4206, 0x4207, 9, 17, 0x40000000
+FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
 QUEUE_BYTES, QUEUE_MORE = 2048 * 128, 65536  # elements of a queue of UCX's (common/xfer/env.c); its heads are small
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -21,6 +24,33 @@ def trace(request, tid):
     if request == SEIZE and isinstance(OSError(error, ""), PermissionError):
         raise unittest.SkipTest(f"ptrace: {os.strerror(error)}")
     raise OSError(error, f"ptrace: {os.strerror(error)}")
+
+
+def has_no_lock(pid, tid):
+    """Whether a stopped thread waits for something or is in the program's own code. In the C library, or in a call
+    of the kernel's, it may have a lock in its hands (the allocator's, the log's, a queue's), so that others hang too."""
+    call, *_, at = pathlib.Path(f"/proc/{pid}/task/{tid}/syscall").read_text().split()
+    if call != "-1":
+        return call == FUTEX
+    program = os.readlink(f"/proc/{pid}/exe")
+    for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines():
+        begin, end = (int(x, 16) for x in line.split()[0].split("-"))
+        if begin <= int(at, 16) < end:
+            return line.endswith(program)
+    return False
+
+
+def stop_thread(pid, tid):
+    """Stops one thread, where it has no lock. Who calls traces it from now on."""
+    for _ in range(1000):
+        trace(SEIZE, tid)
+        trace(INTERRUPT, tid)
+        os.waitpid(tid, WALL)
+        if has_no_lock(pid, tid):
+            return
+        trace(DETACH, tid)
+        time.sleep(0.001)
+    raise AssertionError(f"thread {tid} of process {pid} has a lock whenever it is stopped")
 
 
 def queue_of(pid):
