@@ -11,7 +11,7 @@ import sys
 
 from cluster import TREE, Cluster, need
 
-EXAMPLES = sys.argv[2] if len(sys.argv) > 2 else "12"
+EXAMPLES = sys.argv[2] if len(sys.argv) > 2 else "8"
 CHECKS = ("not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
           "response_schema_conformance,unsupported_method,allow_header_conformance,negative_data_rejection")
 

@@ -332,7 +332,7 @@ def check_calls(m, rnd, counts, with_token):
     assert answer.startswith("ok"), answer
     oracle = {name: Validator(s, format_checker=checker) for name, s in TOOLS}
     schemas = dict(TOOLS)
-    for _ in range(150):
+    for _ in range(80):
         seed = rnd.getrandbits(40)
         text = m.walk(seed, 900)
         if text is None:
@@ -345,7 +345,7 @@ def check_calls(m, rnd, counts, with_token):
                 oracle[name].validate(arguments)
         except (AttributeError, KeyError, ValueError, AssertionError, jsonschema.ValidationError) as e:
             raise AssertionError(f"walk {seed} gave calls {text!r}: {e!r}")
-    for i in range(600):
+    for i in range(300):
         name = rnd.choice(TOOLS)[0]
         maker = Maker(schemas[name], rnd, Validator(standard(schemas[name])))
         arguments = maker.make(schemas[name]) if i % 3 else maker.make(rnd.choice(TOOLS)[1])
@@ -428,7 +428,7 @@ def main():
     if len(sys.argv) < 3:
         sys.exit(__doc__)
     m = Machine(sys.argv[1:3])
-    seconds = float(sys.argv[3]) if len(sys.argv) > 3 else 10
+    seconds = float(sys.argv[3]) if len(sys.argv) > 3 else 5
     seed = int(os.environ.get("TANDEM_TEST_SEED") or time.time_ns())
     print(f"TANDEM_TEST_SEED={seed}")
     rnd = random.Random(seed)
