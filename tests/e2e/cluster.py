@@ -20,6 +20,7 @@ TREE = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else TREE / "build").resolve()
 TANDEM = BUILD / "deploy" / "tandem"
 MODEL = TREE / "deploy" / "models" / "needle"
+WHOLE = bool(os.environ.get("TANDEM_TEST_WHOLE"))  # also what tests/nightly alone has time for
 DEVICE = os.environ.get("TANDEM_TEST_DEVICE")  # of all workers, instead of the CPU
 if DEVICE:
     sys.path.append(str(TREE / "tests"))

@@ -213,6 +213,7 @@ class TestDisaggregated(Choices, unittest.TestCase):
     pass
 
 
+@unittest.skipUnless(e2e.WHOLE, "one worker for both roles: tests/nightly")
 class TestColocated(Choices, unittest.TestCase):
     settings = {"router__colocate": "on", "cluster__prefill": 0}
 

@@ -9,9 +9,9 @@ import shutil
 import subprocess
 import sys
 
-from cluster import TREE, Cluster, need
+from cluster import TREE, WHOLE, Cluster, need
 
-EXAMPLES = sys.argv[2] if len(sys.argv) > 2 else "8"
+EXAMPLES = sys.argv[2] if len(sys.argv) > 2 else "12" if WHOLE else "5"
 CHECKS = ("not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
           "response_schema_conformance,unsupported_method,allow_header_conformance,negative_data_rejection")
 

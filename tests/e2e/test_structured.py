@@ -303,6 +303,7 @@ class TestDisaggregated(Structured, unittest.TestCase):
     pass
 
 
+@unittest.skipUnless(e2e.WHOLE, "one worker for both roles: tests/nightly")
 class TestColocated(Structured, unittest.TestCase):
     settings = {"router__colocate": "on", "cluster__prefill": 0}
 
@@ -360,6 +361,7 @@ class TestMoved(unittest.TestCase):
         return [body("x", 3, 150, **OBJECT, **more), body("y", 4, 150, **form, **more), body("z", 5, 120, guided_regex="([a-z]{2,9} ){90}", logprobs=True),
                 body("w", 6, 150, tools=TOOLS, tool_choice="required", **more)]
 
+    @unittest.skipUnless(e2e.WHOLE, "many answers: tests/nightly")
     def test_cancelled_anywhere(self):
         """Clients that leave at any point of an enforced answer, beside one that stays."""
         rng = random.Random(SEED)
