@@ -299,6 +299,7 @@ class TestRestart(unittest.TestCase):
         linked = {w["name"]: w["pid"] for w in self.page()["workers"]}
         self.assertEqual(linked, {n: now[n] for n in WORKERS})
 
+    @unittest.skipUnless(e2e.WHOLE, "one role instead of all: tests/nightly")
     def test_rolling_restart_of_one_role(self):
         r = self.c.ops("rolling-restart", "prefill")
         self.assertEqual((r.returncode, r.stderr), (0, ""))
