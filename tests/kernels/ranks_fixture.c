@@ -114,3 +114,17 @@ void td_ranks_hand_over(struct td_engine *from, struct td_engine *to, uint32_t n
     td_ranks_ok(td_engine_unpack_slot(to, block, len, ticket, n, 0, &h, &err), &err);
     free(block);
 }
+
+void td_ranks_go_on(struct td_engine *e, const int32_t *ids, uint32_t n, float *ret) {
+    uint32_t copied[MOST_PAGES], each = e->o.pages / SEQUENCES;
+    for (uint32_t i = 0; i < each; i++) {
+        copied[i] = each + i;
+        td_ranks_ok(td_engine_copy_page(e, i, each + i, &err), &err);
+    }
+    td_ranks_ok(td_engine_copy_slot(e, 0, 1, &err), &err);
+    const float *logits;
+    struct td_run run = {
+        .slot = 1, .pos = n, .n = 1, .ids = ids + n, .pages = copied, .want_logits = true};
+    td_ranks_ok(td_engine_step(e, &run, 1, &logits, NULL, &err), &err);
+    memcpy(ret, logits, e->model->config.vocab * sizeof *ret);
+}

@@ -33,4 +33,8 @@ void td_ranks_same(const struct td_record *a, const struct td_record *b);
  * from `spare` on get a damaged one, which is refused. */
 void td_ranks_hand_over(struct td_engine *from, struct td_engine *to, uint32_t n, uint32_t spare);
 
+/* Decodes ids[n] behind the n tokens of slot 0, with its slot and its pages (half of all) copied to
+ * others first as for a second choice; ret [vocab] logits. */
+void td_ranks_go_on(struct td_engine *e, const int32_t *ids, uint32_t n, float *ret);
+
 #endif

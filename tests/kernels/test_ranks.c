@@ -136,19 +136,6 @@ static void reference_ops(void **state) {
 
 /* ---- wire blocks between workers of different size ---- */
 
-/* Decode after a handoff, with pages and slot copied to others first as for a second choice. */
-static void go_on(struct td_engine *e, const int32_t *ids, uint32_t n, float *ret) {
-    static const uint32_t copied[PAGES] = {PAGES, PAGES + 1};
-    for (uint32_t i = 0; i < PAGES; i++)
-        ok(td_engine_copy_page(e, i, PAGES + i, &err));
-    ok(td_engine_copy_slot(e, 0, 1, &err));
-    const float *logits;
-    struct td_run run = {
-        .slot = 1, .pos = n, .n = 1, .ids = ids + n, .pages = copied, .want_logits = true};
-    ok(td_engine_step(e, &run, 1, &logits, NULL, &err));
-    memcpy(ret, logits, e->model->config.vocab * sizeof *ret);
-}
-
 static void state_moves_between_sizes(void **state) {
     (void)state;
     enum { N = 270 };
@@ -168,7 +155,7 @@ static void state_moves_between_sizes(void **state) {
         struct td_engine *to = td_ranks_engine(m, &o);
         td_test_feed(from, ids, 0, N, 90);
         td_ranks_hand_over(from, to, N, PAGES);
-        go_on(to, ids, N, i ? got : want);
+        td_ranks_go_on(to, ids, N, i ? got : want);
         if (i) td_test_same("logits", want, got, c.vocab * sizeof *want);
         for (uint32_t r = 1; r < to->ranks; r++) {
             td_test_same("pool", to->rank[0].pool, to->rank[r].pool, to->layout.pool_bytes);

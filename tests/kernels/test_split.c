@@ -170,21 +170,6 @@ static void reference_ops(void **state) {
 
 /* ---- handoffs between workers of any size ---- */
 
-/* Decode after a handoff, with pages and slot copied to others first as for a second choice. */
-static void go_on(struct td_engine *e, const int32_t *ids, uint32_t n, float *ret) {
-    uint32_t copied[MOST_PAGES], each = e->o.pages / SEQUENCES;
-    for (uint32_t i = 0; i < each; i++) {
-        copied[i] = each + i;
-        ok(td_engine_copy_page(e, i, each + i, &err));
-    }
-    ok(td_engine_copy_slot(e, 0, 1, &err));
-    const float *logits;
-    struct td_run run = {
-        .slot = 1, .pos = n, .n = 1, .ids = ids + n, .pages = copied, .want_logits = true};
-    ok(td_engine_step(e, &run, 1, &logits, NULL, &err));
-    memcpy(ret, logits, e->model->config.vocab * sizeof *ret);
-}
-
 static void state_moves_between_sizes(void **state) {
     (void)state;
     enum { N = 780 };
@@ -210,7 +195,7 @@ static void state_moves_between_sizes(void **state) {
             ok(td_engine_step(from, &run, 1, NULL, NULL, &err));
         }
         td_ranks_hand_over(from, to, N, to->o.pages / SEQUENCES);
-        go_on(to, ids, N, i ? got : want);
+        td_ranks_go_on(to, ids, N, i ? got : want);
         if (i) td_test_same("logits", want, got, c.vocab * sizeof *want);
         td_engine_destroy(from);
         td_engine_destroy(to);

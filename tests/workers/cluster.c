@@ -392,6 +392,26 @@ void cluster_run_ms(struct cluster *c, uint64_t ms) {
     until_ms(c, never, NULL, ms);
 }
 
+bool cluster_settles(struct cluster *c) {
+    c->prefill.ledgers = c->decode.ledgers = 0;
+    return cluster_until(c, cluster_at_baseline, c);
+}
+
+const char *cluster_wrong_token(const struct request *r, const struct request *alone) {
+    static char wrong[80];
+    if (r->disorder) return "tokens out of order";
+    for (uint32_t i = 0; i < r->max_new; i++) {
+        if (r->token[i].id < 0 ||
+            (r->token[i].id == alone->token[i].id &&
+             memcmp(&r->token[i].logprob, &alone->token[i].logprob, sizeof(float)) == 0))
+            continue;
+        snprintf(wrong, sizeof wrong, "token %u is %d, alone it is %d", i, r->token[i].id,
+                 alone->token[i].id);
+        return wrong;
+    }
+    return NULL;
+}
+
 bool cluster_linked(void *arg) {
     const struct cluster *c = arg;
     return c->prefill.conn && c->decode.conn && c->prefill.ledgers > 0 && c->decode.ledgers > 0;
@@ -403,8 +423,7 @@ bool cluster_at_baseline(void *arg) {
     return cluster_linked(arg) && p->pages_free == c->prefill.pages &&
            p->slots_free == c->prefill.slots && p->send_busy == 0 &&
            d->pages_free == c->decode.pages && d->slots_free == c->decode.slots &&
-           d->landing_quarantined == 0 &&
-           c->prefill.beat.running + c->prefill.beat.waiting == 0 &&
+           d->landing_quarantined == 0 && c->prefill.beat.running + c->prefill.beat.waiting == 0 &&
            c->decode.beat.running + c->decode.beat.waiting == 0;
 }
 

@@ -55,7 +55,7 @@ struct worker {
     uint8_t address[TD_MSG_ADDRESS_MAX];
     size_t address_len;
     uint32_t address_number;
-    unsigned moves; /* MOVED said */
+    unsigned moves;   /* MOVED said */
     uint64_t ledgers; /* received on this link */
     struct td_msg_ledger ledger;
     struct td_msg_heartbeat beat;
@@ -109,6 +109,11 @@ void cluster_kill(struct worker *w); /* SIGKILL, waited for */
 
 /* Runs the loop until `holds(arg)`; false after CLUSTER_WAIT_MS, with the logs printed. */
 bool cluster_until(struct cluster *c, bool (*holds)(void *arg), void *arg);
+/* The same for the file's own `cluster`; else the test fails, with what never held. */
+#define UNTIL(what, holds, arg)                                                                    \
+    do {                                                                                           \
+        if (!cluster_until(&cluster, holds, arg)) fail_msg("%s: never: %s", what, #holds);         \
+    } while (0)
 void cluster_run_ms(struct cluster *c, uint64_t ms);
 
 /* Begins a request: ADMIT now, PREFILL when it is admitted (unless hold or colocated). */
@@ -123,6 +128,11 @@ void cluster_forget(struct request *r);
 /* Both ledgers are as after the start. */
 bool cluster_at_baseline(void *c);
 bool cluster_linked(void *c);
+/* Waits for that, by what the workers say from now on. */
+bool cluster_settles(struct cluster *c);
+/* What is wrong with the tokens that came: each must be the one, log probability included, that
+ * `alone` has in its place. NULL: nothing; else good until the next call. */
+const char *cluster_wrong_token(const struct request *r, const struct request *alone);
 
 /* The end of both logs, for a failed test. */
 void cluster_print_logs(struct cluster *c);

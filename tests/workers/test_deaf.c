@@ -82,26 +82,15 @@ static bool in_quarantine(void *c) {
     return ((struct cluster *)c)->decode.ledger.landing_quarantined > 0;
 }
 
-#define UNTIL(what, holds, arg)                                                                    \
-    do {                                                                                           \
-        if (!cluster_until(&cluster, holds, arg)) fail_msg("%s: never: %s", what, #holds);         \
-    } while (0)
-
 static void settle(const char *what) {
-    cluster.prefill.ledgers = cluster.decode.ledgers = 0; /* news from after now */
-    UNTIL(what, cluster_at_baseline, &cluster);
+    if (!cluster_settles(&cluster)) fail_msg("%s: never at rest", what);
 }
 
 /* ---- handoffs ---- */
 
 static void expect_no_wrong_token(const char *what, const struct request *r) {
-    if (r->disorder) fail_msg("%s: tokens out of order", what);
-    for (uint32_t i = 0; i < r->max_new; i++)
-        if (r->token[i].id >= 0 &&
-            (r->token[i].id != alone.token[i].id ||
-             memcmp(&r->token[i].logprob, &alone.token[i].logprob, sizeof(float)) != 0))
-            fail_msg("%s: token %u is %d, alone it is %d", what, i, r->token[i].id,
-                     alone.token[i].id);
+    const char *wrong = cluster_wrong_token(r, &alone);
+    if (wrong) fail_msg("%s: %s", what, wrong);
 }
 
 /* Tried again, as the router does, while links come back. */
@@ -121,7 +110,8 @@ static void honest(const char *what) {
         bool whole = !failed && r->n_tokens == NEW_TOKENS;
         cluster_forget(r);
         if (whole) {
-            print_message("%s: a handoff after %.0f ms\n", what, (double)(td_now_ns() - start) / 1e6);
+            print_message("%s: a handoff after %.0f ms\n", what,
+                          (double)(td_now_ns() - start) / 1e6);
             return;
         }
         cluster_run_ms(&cluster, 100);
@@ -262,8 +252,8 @@ static void test_decode_dies_inside_a_send(void **state) {
     assert_int_equal(ucx_bytes(&cluster.prefill), bytes);
 }
 
-/* Stopped for good: its landing slabs stay in quarantine, another one serves. It goes on later, to no
- * harm, and dies. */
+/* Stopped for good: its landing slabs stay in quarantine, another one serves. It goes on later, to
+ * no harm, and dies. */
 static void test_prefill_stops_inside_a_send(void **state) {
     (void)state;
     const char *what = "prefill stopped";
@@ -346,7 +336,8 @@ int main(int argc, char **argv) {
     };
     if (!cluster_lane(&argc, argv)) return 1;
     if (argc < 4) {
-        fprintf(stderr, "usage: test_deaf PREFILL DECODE MODEL [test name pattern [kills [seed]]]\n");
+        fprintf(stderr,
+                "usage: test_deaf PREFILL DECODE MODEL [test name pattern [kills [seed]]]\n");
         return 2;
     }
     prefill_program = argv[1];

@@ -81,26 +81,15 @@ static bool decode_holds_nothing(void *arg) {
     return c->decode.ledger.pages_owned == 0 && c->decode.ledger.slots_owned == 0;
 }
 
-#define UNTIL(what, holds, arg)                                                                    \
-    do {                                                                                           \
-        if (!cluster_until(&cluster, holds, arg)) fail_msg("%s: never: %s", what, #holds);         \
-    } while (0)
-
 static void settle(const char *what) {
-    cluster.prefill.ledgers = cluster.decode.ledgers = 0; /* news from after now */
-    UNTIL(what, cluster_at_baseline, &cluster);
+    if (!cluster_settles(&cluster)) fail_msg("%s: never at rest", what);
 }
 
 /* ---- one handoff ---- */
 
 static void expect_no_wrong_token(const char *what, const struct request *r) {
-    if (r->disorder) fail_msg("%s: tokens out of order", what);
-    for (int i = 0; i < NEW_TOKENS; i++)
-        if (r->token[i].id >= 0 &&
-            (r->token[i].id != alone.token[i].id ||
-             memcmp(&r->token[i].logprob, &alone.token[i].logprob, sizeof(float)) != 0))
-            fail_msg("%s: token %d is %d, alone it is %d", what, i, r->token[i].id,
-                     alone.token[i].id);
+    const char *wrong = cluster_wrong_token(r, &alone);
+    if (wrong) fail_msg("%s: %s", what, wrong);
     if (r->decode.finished && r->n_tokens + (r->token[0].id < 0) != NEW_TOKENS)
         fail_msg("%s: finished with %u tokens", what, r->n_tokens);
 }

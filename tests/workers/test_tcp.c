@@ -71,19 +71,9 @@ static bool slab_moved(void *c) {
     return ((struct cluster *)c)->decode.ledger.bytes_moved > 0;
 }
 
-#define UNTIL(what, holds, arg)                                                                    \
-    do {                                                                                           \
-        if (!cluster_until(&cluster, holds, arg)) fail_msg("%s: never: %s", what, #holds);         \
-    } while (0)
-
 static void expect_no_wrong_token(const char *what, const struct request *r) {
-    if (r->disorder) fail_msg("%s: tokens out of order", what);
-    for (int i = 0; i < NEW_TOKENS; i++)
-        if (r->token[i].id >= 0 &&
-            (r->token[i].id != alone.token[i].id ||
-             memcmp(&r->token[i].logprob, &alone.token[i].logprob, sizeof(float)) != 0))
-            fail_msg("%s: token %d is %d, alone it is %d", what, i, r->token[i].id,
-                     alone.token[i].id);
+    const char *wrong = cluster_wrong_token(r, &alone);
+    if (wrong) fail_msg("%s: %s", what, wrong);
 }
 
 /* A whole handoff, tried again as the router does while links come back; then nothing is held. */

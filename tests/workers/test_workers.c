@@ -50,9 +50,7 @@ static int stop_cluster(void **state) {
 static void settle(void) {
     for (int i = 0; i < CLUSTER_REQUESTS; i++)
         cluster_forget(&cluster.request[i]);
-    /* News from after now: a beat and a ledger each. */
-    cluster.prefill.ledgers = cluster.decode.ledgers = 0;
-    if (!cluster_until(&cluster, cluster_at_baseline, &cluster)) {
+    if (!cluster_settles(&cluster)) {
         const struct td_msg_ledger *p = &cluster.prefill.ledger, *d = &cluster.decode.ledger;
         fail_msg("residue: prefill %u pages %u slots %u send slabs, decode %u pages %u slots %u "
                  "landing slabs in quarantine",

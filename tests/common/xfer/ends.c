@@ -1,6 +1,7 @@
 /* See ends.h. Failures here end the test program: nothing can be tested without its ends. */
 #include "tests/common/xfer/ends.h"
 
+#include <dirent.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -197,6 +198,15 @@ bool pattern_is(const void *p, size_t len, uint64_t seed) {
         if (memcmp((const char *)p + i, &v, 8) != 0) return false;
     }
     return true;
+}
+
+unsigned descriptors(void) {
+    DIR *d = opendir("/proc/self/fd");
+    unsigned n = 0;
+    while (readdir(d))
+        n++;
+    closedir(d);
+    return n;
 }
 
 static void read_all(int fd, void *p, size_t len) {

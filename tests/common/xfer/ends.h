@@ -63,6 +63,9 @@ bool want_is_quiet(void *want);
 void pattern_fill(void *p, size_t len, uint64_t seed);
 bool pattern_is(const void *p, size_t len, uint64_t seed);
 
+/* Open descriptors of this process, and a few of the looking. */
+unsigned descriptors(void);
+
 /* ---- the other process: this program run again with "receiver"
  * ----------------------------------*/
 

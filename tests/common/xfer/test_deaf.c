@@ -66,16 +66,6 @@ static unsigned mapped(uint64_t *ret_bytes, volatile const uint64_t **ret_head) 
     return n;
 }
 
-static unsigned descriptors(void) {
-    DIR *d = opendir("/proc/self/fd");
-    assert_non_null(d);
-    unsigned n = 0;
-    while (readdir(d))
-        n++;
-    closedir(d);
-    return n;
-}
-
 /* Numbers of the descriptors behind it. */
 static unsigned memory_numbers(int *ret, unsigned max) {
     DIR *d = opendir("/proc/self/fd");

@@ -424,16 +424,6 @@ static void test_killed_sender(void **state) {
     end_close(&b);
 }
 
-static unsigned descriptors(void) {
-    DIR *d = opendir("/proc/self/fd");
-    assert_non_null(d);
-    unsigned n = 0;
-    while (readdir(d))
-        n++;
-    closedir(d);
-    return n;
-}
-
 /* A prefill worker outlives many decode workers: nothing of them may pile up here. */
 static void test_many_restarts_leave_nothing(void **state) {
     (void)state;
