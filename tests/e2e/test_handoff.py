@@ -36,18 +36,29 @@ class TestHandoff(unittest.TestCase):
             handoffs = c.wait_baseline()["decode@0"]["handoffs_ok"]
         return got, handoffs
 
-    def test_equal_to_colocated(self):
+    def compare(self, pairs, **settings):
+        """`pairs`: settings of clusters whose answers must be those of one worker for both roles."""
         seed = random.SystemRandom().randrange(1 << 32)
         print("seed", seed)
         rng = random.Random(seed)
         prompts = [[0] + [rng.randrange(7, 1700) for _ in range(n - 1)] for n in lengths()]
-        apart, handoffs = self.answers(prompts)
-        self.assertGreaterEqual(handoffs, len(prompts))
-        together, none = self.answers(prompts, router__colocate="on", cluster__prefill=0)
+        together, none = self.answers(prompts, router__colocate="on", cluster__prefill=0, **settings)
         self.assertEqual(none, 0)
-        for p, a, b in zip(prompts, apart, together):
-            self.assertEqual(a, b, f"prompt of {len(p)} tokens, seed {seed}")
-            self.assertEqual(a[2], len(p))
+        for pair in pairs:
+            apart, handoffs = self.answers(prompts, **pair, **settings)
+            self.assertGreaterEqual(handoffs, len(prompts))
+            for p, a, b in zip(prompts, apart, together):
+                self.assertEqual(a, b, f"prompt of {len(p)} tokens, seed {seed}, {pair}")
+                self.assertEqual(a[2], len(p))
+
+    def test_equal_to_colocated(self):
+        self.compare([{}])
+
+    @unittest.skipUnless(e2e.WHOLE, "five clusters of several ranks: tests/nightly")
+    def test_workers_of_other_sizes(self):
+        two = {"tp": 2, "threads": 2}
+        self.compare([{"prefill": two}, {"decode": two}])
+        self.compare([{"decode": two}, {"prefill": two, "decode": two}], kv_layout="split")
 
 
 if __name__ == "__main__":

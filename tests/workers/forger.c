@@ -142,8 +142,8 @@ static void compute(struct forger *f) {
     }
 }
 
-void forger_compute(struct forger *f, const char *model, const int32_t *ids, uint32_t n,
-                    uint64_t seed) {
+void forger_compute(struct forger *f, const char *model, const char *const *settings,
+                    const int32_t *ids, uint32_t n, uint64_t seed) {
     struct td_error err;
     memset(f, 0, sizeof *f);
     f->ids = ids;
@@ -152,6 +152,9 @@ void forger_compute(struct forger *f, const char *model, const int32_t *ids, uin
     td_config_defaults(&f->config);
     snprintf(f->config.model_dir, sizeof f->config.model_dir, "%s", model);
     f->config.numerics = TD_NUMERICS_PLAIN;
+    for (; *settings; settings++)
+        if (strncmp(*settings, "kv_layout=", 10) == 0)
+            need(td_config_set(&f->config, *settings, &err), &err);
     f->config.max_context = 4096;
     f->config.pool_pages = FORGER_BLOCKS;
     f->config.max_running = 1;

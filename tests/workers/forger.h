@@ -63,10 +63,10 @@ struct forger {
     struct forged good;
 };
 
-/* Computes the first token and all KV state of ids [n]. Before the cluster starts: its router would
- * be silent meanwhile. */
-void forger_compute(struct forger *f, const char *model, const int32_t *ids, uint32_t n,
-                    uint64_t seed);
+/* Computes the first token and all KV state of ids [n], on one rank. Before the cluster starts: its
+ * router would be silent meanwhile. `settings`: the workers', of which numerics counts here. */
+void forger_compute(struct forger *f, const char *model, const char *const *settings,
+                    const int32_t *ids, uint32_t n, uint64_t seed);
 /* td_xfer_env must have been called. */
 void forger_open(struct forger *f, struct cluster *c);
 void forger_close(struct forger *f);

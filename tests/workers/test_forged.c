@@ -28,6 +28,7 @@
 enum { PROMPT = 643, PAGES = 3, SLOT = PAGES, MANIFEST = PAGES + 1, VOCAB = 2000, NEW_TOKENS = 5 };
 enum { WINDOW_ROWS = 4 }; /* previous CSA window, per layer */
 
+static const char *settings[CLUSTER_SETTINGS + 1]; /* of both workers */
 static const char *prefill_program, *decode_program, *model_dir;
 static uint64_t seed, random_state;
 static struct cluster cluster;
@@ -59,8 +60,7 @@ static struct request *admit(void) {
 }
 
 static void settle(void) {
-    cluster.prefill.ledgers = cluster.decode.ledgers = 0; /* news from after now */
-    if (!cluster_until(&cluster, cluster_at_baseline, &cluster))
+    if (!cluster_settles(&cluster))
         fail_msg("decode still holds %u pages and %u slots", cluster.decode.ledger.pages_owned,
                  cluster.decode.ledger.slots_owned);
 }
@@ -502,8 +502,8 @@ static int start(void **state) {
     random_state = seed;
     for (int i = 0; i < PROMPT; i++)
         ids[i] = (int32_t)(3 + next_random() % VOCAB);
-    forger_compute(&forger, model_dir, ids, PROMPT, seed);
-    cluster_start(&cluster, prefill_program, decode_program, model_dir);
+    forger_compute(&forger, model_dir, settings, ids, PROMPT, seed);
+    cluster_start_with(&cluster, prefill_program, decode_program, model_dir, settings);
     forger_open(&forger, &cluster);
     struct request *r = cluster_begin(&cluster, ids, PROMPT, NEW_TOKENS, &greedy, true, false);
     if (!cluster_until(&cluster, request_over, r) || !r->decode.finished) return -1;
@@ -527,8 +527,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_stale_greeting),
     };
     if (!cluster_lane(&argc, argv)) return 1;
+    for (uint32_t n = 0; argc > 4 && strchr(argv[argc - 1], '=') && n < CLUSTER_SETTINGS; n++)
+        settings[n] = argv[--argc];
     if (argc < 4) {
-        fprintf(stderr, "usage: test_forged PREFILL DECODE MODEL [seed]\n");
+        fprintf(stderr, "usage: test_forged PREFILL DECODE MODEL [seed] [SETTING=VALUE...]\n");
         return 2;
     }
     prefill_program = argv[1];
