@@ -88,7 +88,7 @@ static void list(struct walk *w, uint64_t own, size_t bytes) {
     w->moved += bytes;
 }
 
-/* A slab is put into another process next; a pool is larger than any cache. */
+/* A slab is read next, by another process or by a put; a pool is larger than any cache. */
 static void move(struct walk *w, void *own, size_t bytes) {
     if (bytes == 0) return; /* `own` may be NULL */
     if (w->list) {

@@ -1,9 +1,9 @@
 /* What checksums cost in a handoff: the bytes of one prompt packed from a cold pool into a send
- * slab, put into a landing slab (a memcpy: over shared memory a put is one) and unpacked into
- * another cold pool, with checksums and without, in turns in one run. Without means that the linker
- * put others in place of the functions of common/kv/checksum.h: ones that copy the same way and sum
- * nothing, and ones that call memcpy. Everything else is the code that serves. The share is
- * reckoned against the faster of the two, part by part.
+ * slab, put into a landing slab (a memcpy; over shared memory there is no put, and what is packed
+ * is unpacked) and unpacked into another cold pool, with checksums and without, in turns in one
+ * run. Without means that the linker put others in place of the functions of common/kv/checksum.h:
+ * ones that copy the same way and sum nothing, and ones that call memcpy. Everything else is the
+ * code that serves. The share is reckoned against the faster of the two, part by part.
  *
  * usage: bench_handoff [TOKENS [ROUNDS]]     (4509, 40)
  * Two layouts: the bundled model's (6 layers, bf16 rows) and DeepSeek-V4-Flash's (43 layers, FP8
