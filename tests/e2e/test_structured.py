@@ -319,7 +319,7 @@ class TestMoved(unittest.TestCase):
     def test_preempted(self):
         with e2e.Cluster(max_context=4096, pool_pages=8, reserve_tokens=16, max_running=8) as c:
             text = "word " * 60
-            bodies = [body(text, seed, 600, logit_bias=endless(c), logprobs=True, **OBJECT) for seed in range(1, 7)]
+            bodies = [body(text, seed, 300, logit_bias=endless(c), logprobs=True, **OBJECT) for seed in range(1, 7)]
             ask, alone = self.all_of(c, bodies)
             before = c.get("/v1/cluster")[1]["counts"]
             self.assertEqual(before["preempted"], 0)
