@@ -3,7 +3,8 @@
  * is unpacked) and unpacked into another cold pool, with checksums and without, in turns in one
  * run. Without means that the linker put others in place of the functions of common/kv/checksum.h:
  * ones that copy the same way and sum nothing, and ones that call memcpy. Everything else is the
- * code that serves. The share is reckoned against the faster of the two, part by part.
+ * code that serves. The share is reckoned against the faster of the two, part by part, in the same
+ * round: its median and quartiles; the first line that adds up is a handoff over shared memory.
  *
  * usage: bench_handoff [TOKENS [ROUNDS]]     (4509, 40)
  * Two layouts: the bundled model's (6 layers, bf16 rows) and DeepSeek-V4-Flash's (43 layers, FP8
@@ -26,6 +27,12 @@ enum part { PACK, PUT, UNPACK, PARTS };
 enum mode { SUMS, NO_SUMS, MEMCPY, MODES };
 
 static enum mode mode;
+/* Each after each: what one leaves in the caches is written back in the next one's time. */
+enum { TURNS = 6 };
+static const enum mode turn[TURNS][MODES] = {
+    {SUMS, NO_SUMS, MEMCPY}, {NO_SUMS, SUMS, MEMCPY}, {MEMCPY, SUMS, NO_SUMS},
+    {SUMS, MEMCPY, NO_SUMS}, {NO_SUMS, MEMCPY, SUMS}, {MEMCPY, NO_SUMS, SUMS},
+};
 
 uint64_t __real_td_checksum(const void *bytes, size_t len);
 uint64_t __wrap_td_checksum(const void *bytes, size_t len);
@@ -47,9 +54,12 @@ uint64_t __wrap_td_checksum_finish(const struct td_checksum_run *r, const void *
 /* As the sums' functions copy; where they call memcpy, memcpy. */
 #ifdef __x86_64__
 #define COPY_ASKING(vector, load, store, what, ways)                                               \
-    for (size_t i = 0; i < bytes; i += sizeof(vector)) {                                           \
-        if (i % 64 == 0) td_checksum_ask(what, i / 64 % 16, from + i, to + i, ways);               \
-        store((void *)(to + i), load((const void *)(from + i)));                                   \
+    for (size_t i = 0; i < bytes; i += 64) {                                                       \
+        td_checksum_ask(what, i / 64 % 16, from + i, to + i, ways);                                \
+        vector v = load((const void *)(from + i)), w = v;                                          \
+        if (sizeof v < 64) w = load((const void *)(from + i + sizeof v));                          \
+        store((void *)(to + i), v);                                                                \
+        if (sizeof v < 64) store((void *)(to + i + sizeof v), w);                                  \
     }
 #define COPY(vector, load, store, stream)                                                          \
     if (td_checksum_asks() == TD_CHECKSUM_ASK_LINES && far)                                        \
@@ -187,9 +197,50 @@ static double median(double *v, int n) {
     return v[n / 2];
 }
 
+/* Median of a part, or of several when `parts` has more bits than one, and of what sums cost there:
+ * of each round's share against the same round's fastest copies. */
+static void report_parts(const struct bench *b, const char *what, unsigned parts,
+                         const enum mode best[PARTS], double bytes, int rounds) {
+    double t[MODES], v[MAX_ROUNDS];
+    for (int m = 0; m <= MODES; m++) {
+        for (int r = 0; r < rounds; r++) {
+            double sums = 0, other = 0;
+            for (int p = 0; p < PARTS; p++) {
+                if (!(parts >> p & 1)) continue;
+                sums += b->spent[SUMS][p][r];
+                other += b->spent[m < MODES ? (enum mode)m : best[p]][p][r];
+            }
+            v[r] = m < MODES ? other : (sums - other) / sums;
+        }
+        double middle = median(v, rounds);
+        if (m < MODES) t[m] = middle;
+        if (m == MODES)
+            printf("  %-15s %8.3f ms with checksums, %8.3f ms without, %8.3f ms with memcpy, "
+                   "%5.2f GB/s; checksums are %4.1f %% (%.1f to %.1f)\n",
+                   what, t[SUMS] / 1e6, t[NO_SUMS] / 1e6, t[MEMCPY] / 1e6, bytes / t[SUMS],
+                   100 * middle, 100 * v[rounds / 4], 100 * v[rounds * 3 / 4]);
+    }
+}
+
+static void report(const struct bench *b, double bytes, int rounds) {
+    static const char *const part[PARTS] = {"pack", "put", "unpack"};
+    enum mode best[PARTS];
+    for (int p = 0; p < PARTS; p++) {
+        double least[MODES], v[MAX_ROUNDS];
+        for (int m = 0; m < MODES; m++) {
+            memcpy(v, b->spent[m][p], sizeof v);
+            least[m] = median(v, rounds);
+        }
+        best[p] = least[NO_SUMS] < least[MEMCPY] ? NO_SUMS : MEMCPY;
+    }
+    for (int p = 0; p < PARTS; p++)
+        report_parts(b, part[p], 1u << p, best, bytes, rounds);
+    report_parts(b, "pack and unpack", 1u << PACK | 1u << UNPACK, best, bytes, rounds);
+    report_parts(b, "all", (1u << PARTS) - 1, best, bytes, rounds);
+}
+
 static void run(const char *what, uint32_t layers, const uint8_t *ratio, enum td_kv_row_dtype row,
                 uint32_t tokens, int rounds) {
-    static const char *const part[PARTS + 1] = {"pack", "put", "unpack", "all"};
     static struct bench b;
     struct td_error err;
     b = (struct bench){.tokens = tokens};
@@ -212,25 +263,11 @@ static void run(const char *what, uint32_t layers, const uint8_t *ratio, enum td
         bytes += (double)td_kv_page_block_bytes(&b.l, td_kv_block_tokens(tokens, i));
     for (int r = -2; r < rounds; r++)
         for (int k = 0; k < MODES; k++) {
-            mode = (enum mode)((r + MODES + k) % MODES);
+            mode = turn[(r + TURNS) % TURNS][k];
             handoff(&b, r < 0 ? 0 : r);
         }
     printf("%s: %u tokens, %.2f MB, medians of %d rounds\n", what, tokens, bytes / 1e6, rounds);
-    double all[MODES] = {0}, least = 0; /* sums over the parts */
-    for (int p = 0; p <= PARTS; p++) {
-        double t[MODES], best;
-        for (int m = 0; m < MODES; m++) {
-            t[m] = p < PARTS ? median(b.spent[m][p], rounds) : all[m];
-            all[m] += t[m];
-        }
-        best = p == PARTS ? least : t[NO_SUMS] < t[MEMCPY] ? t[NO_SUMS] : t[MEMCPY];
-        least += best;
-        printf(
-            "  %-7s %8.3f ms with checksums, %8.3f ms without, %8.3f ms with memcpy, %5.2f GB/s; "
-            "checksums are %4.1f %%\n",
-            part[p], t[SUMS] / 1e6, t[NO_SUMS] / 1e6, t[MEMCPY] / 1e6, bytes / t[SUMS],
-            100 * (t[SUMS] - best) / t[SUMS]);
-    }
+    report(&b, bytes, rounds);
     for (int i = 0; i < 2; i++) {
         free(side[i]->pool);
         free(side[i]->slots);
