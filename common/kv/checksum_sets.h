@@ -16,7 +16,11 @@ extern const struct td_checksum_weights td_checksum_weights;
 void td_checksum_lines_plain(struct td_checksum_run *r, void *to, const void *from, size_t lines,
                              enum td_checksum_copy copy);
 #ifdef __x86_64__
-enum { TD_CHECKSUM_AHEAD = 4096, TD_CHECKSUM_LINES_AHEAD = 2048 }; /* bytes */
+enum {
+    TD_CHECKSUM_AHEAD = 4096, /* bytes, as the others */
+    TD_CHECKSUM_LINES_AHEAD = 3072,
+    TD_CHECKSUM_LINES_AHEAD_FAR = 4096,
+};
 /* What to ask for ahead of time: each line that is read, or one of each block of those and every
  * other line that a near copy writes (checksum_x86.c says why). */
 enum td_checksum_ask { TD_CHECKSUM_ASK_LINES, TD_CHECKSUM_ASK_BLOCKS };
@@ -29,7 +33,10 @@ static inline __attribute__((always_inline)) void td_checksum_ask(enum td_checks
                                                                   const uint8_t *to,
                                                                   enum td_checksum_copy copy) {
     const bool lines = what == TD_CHECKSUM_ASK_LINES;
-    if (lines) __builtin_prefetch(from + TD_CHECKSUM_LINES_AHEAD);
+    if (lines && copy == TD_CHECKSUM_FAR)
+        __builtin_prefetch(from + TD_CHECKSUM_LINES_AHEAD_FAR);
+    else if (lines)
+        __builtin_prefetch(from + TD_CHECKSUM_LINES_AHEAD);
     if (!lines && i == 0) __builtin_prefetch(from + TD_CHECKSUM_AHEAD);
     if (!lines && i % 2 == 0 && copy == TD_CHECKSUM_NEAR)
         __builtin_prefetch(to + TD_CHECKSUM_AHEAD, 1);

@@ -36,24 +36,38 @@ INLINE void leave(struct td_checksum_run *r, uint64_t state) {
     r->b = (uint32_t)(state >> 32);
 }
 
-/* Lines `at`.. of a block; `lines` is a constant where they are all of them. */
+/* One line, summed before it is written. The barrier holds the compiler to that: sums of integers
+ * may be added up in any order, and it makes a tree of a block's 128 products, most of which then
+ * wait on the stack. In the cache that takes 1.5 to 2 times as long. */
+AVX2 INLINE void line_avx2(__m256i *a, __m256i *b, uint8_t *to, const uint8_t *from, size_t at,
+                           enum td_checksum_copy copy, enum td_checksum_ask ask) {
+    const __m256i *p = (const __m256i *)(const void *)from;
+    const __m256i *ka = (const __m256i *)(const void *)(td_checksum_weights.a + at * LINE / 2);
+    const __m256i *kb = (const __m256i *)(const void *)(td_checksum_weights.b + at * LINE / 2);
+    __m256i *q = (__m256i *)(void *)to;
+    td_checksum_ask(ask, at, from, to, copy);
+    __m256i w0 = _mm256_loadu_si256(p), w1 = _mm256_loadu_si256(p + 1);
+    *a = _mm256_add_epi32(*a, _mm256_madd_epi16(w0, _mm256_load_si256(ka)));
+    *b = _mm256_add_epi32(*b, _mm256_madd_epi16(w0, _mm256_load_si256(kb)));
+    *a = _mm256_add_epi32(*a, _mm256_madd_epi16(w1, _mm256_load_si256(ka + 1)));
+    *b = _mm256_add_epi32(*b, _mm256_madd_epi16(w1, _mm256_load_si256(kb + 1)));
+    __asm__ volatile("" : "+x"(*a), "+x"(*b) : : "memory");
+    if (copy == TD_CHECKSUM_NEAR) _mm256_storeu_si256(q, w0), _mm256_storeu_si256(q + 1, w1);
+    if (copy == TD_CHECKSUM_FAR) _mm256_stream_si256(q, w0), _mm256_stream_si256(q + 1, w1);
+}
+
+/* Lines `at`.. of a block. As a loop for AMD's far copies: a tenth faster there than whole blocks
+ * written out, but near copies are a sixth slower so (BENCHMARKS.md). */
 AVX2 INLINE void part_avx2(__m256i *a, __m256i *b, uint8_t *q, const uint8_t *p, size_t at,
                            size_t lines, enum td_checksum_copy copy, enum td_checksum_ask ask) {
-    const struct td_checksum_weights *k = &td_checksum_weights;
+    if (lines == LINES && !(copy == TD_CHECKSUM_FAR && ask == TD_CHECKSUM_ASK_LINES)) {
 #pragma GCC unroll 16
-    for (size_t i = 0; i < lines; i++) {
-        const __m256i *ka = (const __m256i *)(const void *)(k->a + (at + i) * LINE / 2);
-        const __m256i *kb = (const __m256i *)(const void *)(k->b + (at + i) * LINE / 2);
-        __m256i *to = (__m256i *)(void *)(q + i * LINE);
-        td_checksum_ask(ask, at + i, p + i * LINE, q + i * LINE, copy);
-#pragma GCC unroll 2
-        for (int j = 0; j < 2; j++) {
-            __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)(p + i * LINE) + j);
-            if (copy == TD_CHECKSUM_NEAR) _mm256_storeu_si256(to + j, w);
-            if (copy == TD_CHECKSUM_FAR) _mm256_stream_si256(to + j, w);
-            *a = _mm256_add_epi32(*a, _mm256_madd_epi16(w, _mm256_load_si256(ka + j)));
-            *b = _mm256_add_epi32(*b, _mm256_madd_epi16(w, _mm256_load_si256(kb + j)));
-        }
+        for (size_t i = 0; i < LINES; i++)
+            line_avx2(a, b, q + i * LINE, p + i * LINE, i, copy, ask);
+    } else {
+#pragma GCC unroll 1
+        for (size_t i = 0; i < lines; i++)
+            line_avx2(a, b, q + i * LINE, p + i * LINE, at + i, copy, ask);
     }
 }
 
@@ -63,10 +77,7 @@ AVX2 INLINE void lines_avx2(struct td_checksum_run *r, uint8_t *q, const uint8_t
     __m256i b = _mm256_zextsi128_si256(_mm_cvtsi32_si128((int32_t)r->b));
     while (lines) {
         size_t at = r->lines % LINES, n = LINES - at < lines ? LINES - at : lines;
-        if (n == LINES)
-            part_avx2(&a, &b, q, p, 0, LINES, copy, ask);
-        else
-            part_avx2(&a, &b, q, p, at, n, copy, ask);
+        part_avx2(&a, &b, q, p, at, n, copy, ask);
         r->lines += n;
         lines -= n;
         p += n * LINE;
