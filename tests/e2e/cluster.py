@@ -9,11 +9,11 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
 
+import machine
 from machine import PATIENCE, free_port
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def need(package):
 
 class Cluster:
     def __init__(self, **settings):
-        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="tandem-e2e-", dir="/tmp"))
+        self.dir = machine.folder("tandem-e2e-")
         self.url = f"http://127.0.0.1:{free_port()}"
         self.settings = {
             "model.dir": MODEL,
@@ -91,7 +91,6 @@ class Cluster:
         r = self.tool("down", "--config", self.config)
         leftovers = sorted(p.name for p in self.dir.iterdir() if p.suffix in (".pid", ".sock"))
         logs = "".join(p.read_text(errors="replace") for p in self.dir.glob("*.log"))
-        shutil.rmtree(self.dir, ignore_errors=True)
         if not kind:
             assert r.returncode == 0 and "killed" not in r.stderr, f"tandem down: {r.stderr}"
             assert not leftovers, f"left behind after down: {leftovers}"
@@ -212,4 +211,7 @@ class Cluster:
 def main(module):
     """unittest without the build folder in argv."""
     import unittest
-    unittest.main(module=module, argv=[sys.argv[0]] + sys.argv[2:], verbosity=2)
+    ran = unittest.main(module=module, argv=[sys.argv[0]] + sys.argv[2:], verbosity=2, exit=False)
+    if not ran.result.wasSuccessful():
+        machine.failed()
+        sys.exit(1)

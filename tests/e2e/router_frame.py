@@ -10,7 +10,6 @@ import resource
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 import urllib.error
@@ -22,6 +21,7 @@ except ImportError:
     print("the PyPI package openai is not installed")
     sys.exit(77)
 
+import machine
 from machine import PATIENCE, free_port
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "common" / "text"))
@@ -51,7 +51,7 @@ class Setup:
 
     def __init__(self, workers=True, files=None, folder=MODEL_DIR, context=CONTEXT, **settings):
         self.folder, self.context = folder, context
-        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="td-", dir="/tmp"))
+        self.dir = machine.folder("td-")
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         values = {
@@ -249,4 +249,6 @@ def main(tests, make=Setup):
         one("shutdown", shared.stop)
         if failed:
             print(logs)
+    if failed:
+        machine.failed()
     return failed != 0

@@ -57,4 +57,5 @@ class TestEmulated(unittest.TestCase):
 
 with tempfile.TemporaryDirectory() as folder:
     e2e.TANDEM = with_workers(pathlib.Path(folder), *sys.argv[2:4])
-    unittest.main(argv=sys.argv[:1], verbosity=2)
+    del sys.argv[2:]
+    e2e.main("__main__")

@@ -3,7 +3,6 @@ both only with the cluster key. The text is that of shared memory; who has no ke
 import os
 import random
 import re
-import shutil
 import socket
 import struct
 import subprocess
@@ -108,7 +107,6 @@ class Hosts(unittest.TestCase):
 
     def test_refused_at_start(self):
         c = Cluster()
-        self.addCleanup(shutil.rmtree, c.dir)
         key = key_file(c.dir)
         control = f"router.control=127.0.0.1:{free_port()}"
         device, run = "lane_device=lo", f"run_dir={c.dir}"
@@ -132,7 +130,6 @@ class Hosts(unittest.TestCase):
         self.assertNotEqual(code, 0)
         self.assertIn("expected address:port", text)
         wrong = Cluster(model__dir=c.dir)
-        self.addCleanup(shutil.rmtree, wrong.dir)
         r = wrong.tool("up", "--config", wrong.config)
         self.assertEqual(r.returncode, 1)
         self.assertRegex(r.stderr, r"(tokenizer|config)\.json: cannot be opened: No such file")  # why, not that it stopped

@@ -10,13 +10,13 @@ import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 
 import anthropic
 import openai
 
+import machine
 from router_frame import PATIENCE, Setup, body_of, free_port, in_flight, joined, main, user
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -30,7 +30,7 @@ if not NGINX:
 class Front(Setup):
     def __init__(self):
         self.nginx = None
-        keys = pathlib.Path(tempfile.mkdtemp(prefix="td-", dir="/tmp")) / "keys"
+        keys = machine.folder("td-") / "keys"
         keys.write_text(f"ann {KEY}\n")
         keys.chmod(0o600)
         super().__init__(router__api_keys_file=keys)

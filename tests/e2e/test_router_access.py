@@ -9,6 +9,7 @@ import tempfile
 import anthropic
 import openai
 
+import machine
 from router_frame import PATIENCE, Setup, body_of, in_flight, joined, main, user
 
 ANN, BOB, NEW = "ann-" + "a" * 20, "bob-" + "b" * 20, "new-" + "n" * 20
@@ -22,7 +23,7 @@ def write_keys(path, text, mode=0o600):
 
 class Keyed(Setup):
     def __init__(self):
-        self.keys = pathlib.Path(tempfile.mkdtemp(prefix="td-", dir="/tmp")) / "keys"
+        self.keys = machine.folder("td-") / "keys"
         write_keys(self.keys, f"ann {ANN} requests=2\nbob {BOB} per_minute=3\n")
         super().__init__(router__api_keys_file=self.keys, router__cors_origins=f"{PAGE}, http://127.0.0.1:3000")
         self.ann, self.bob = self.client(ANN), self.client(BOB)
@@ -203,7 +204,7 @@ def own_kept_responses():
     """What a key's request left behind belongs to that key; others find what they find for any other id."""
     class Kept(Keyed):
         def __init__(self):
-            self.keys = pathlib.Path(tempfile.mkdtemp(prefix="td-", dir="/tmp")) / "keys"
+            self.keys = machine.folder("td-") / "keys"
             write_keys(self.keys, f"ann {ANN}\nbob {BOB}\n")
             Setup.__init__(self, router__api_keys_file=self.keys, router__max_body=4096)
             self.ann, self.bob = self.client(ANN), self.client(BOB)

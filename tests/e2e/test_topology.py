@@ -47,4 +47,4 @@ class TestTopology(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0]] + sys.argv[2:], verbosity=2)
+    e2e.main("__main__")

@@ -22,9 +22,17 @@ enum { TEST_LIMIT_MS = 60000 }; /* only a hang takes so long */
 
 static char test_dir[64];
 
+static pid_t test_dir_owner; /* not a child that ends first */
+
+static inline void test_dir_leave(void) {
+    if (getpid() == test_dir_owner) rmdir(test_dir); /* unless a failure left something in it */
+}
+
 static inline void test_dir_make(void) {
     snprintf(test_dir, sizeof test_dir, "/tmp/td-test-XXXXXX");
     if (!mkdtemp(test_dir)) abort();
+    test_dir_owner = getpid();
+    atexit(test_dir_leave);
 }
 
 static inline const char *test_path(const char *name) {
