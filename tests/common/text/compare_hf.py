@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Compares our token ids with those of Hugging Face `tokenizers`, text by text, and decodes back.
 
-usage: compare_hf.py ENCODE_FILE [TOKENIZER_DIR...] [--seed N] [--bench]
+usage: compare_hf.py ENCODE_FILE [TOKENIZER_DIR...] [--seed N] [--more] [--bench]
 Without a folder: the bundled model's and DeepSeek-V3's tokenizer in TANDEM_TEST_DATA.
 
 First the pieces that the splitters make (ids alone would hide a wrong piece whose bytes no merge
 joins), then the ids. The text is made from a seed: Python's own sources and manual pages for prose
 and code, every code point at least once alone among its neighbours and (if assigned) in several
-surroundings, and random strings drawn from pools of whatever makes splitters differ. --bench
-measures one core instead.
+surroundings, and random strings drawn from pools of whatever makes splitters differ; of prose, code
+and strings --more takes four times as many. --bench measures one core instead.
 Exit 77: `tokenizers` is not installed or a tokenizer is not there.
 """
 import argparse
@@ -124,12 +124,12 @@ def long_runs():
     yield "".join(random.choices("ab", k=100000))
 
 
-def corpus(added):
+def corpus(added, times):
     yield ""
-    yield from sources(2_500_000)
+    yield from sources(700_000 * times)
     yield from code_points()
-    yield from names(600)
-    yield from mixtures(9000, added)
+    yield from names(150 * times)
+    yield from mixtures(2300 * times, added)
     yield from long_runs()
 
 
@@ -159,7 +159,7 @@ def first_difference(hf, ours, theirs):
             f"{ascii(before)}, theirs goes on {ascii(after)}")
 
 
-def compare_pieces(program, hf):
+def compare_pieces(program, hf, times):
     """Every code point that some Unicode version could assign, so placed that each class it could
     have gives other pieces; then mixtures."""
     texts, out = [], []
@@ -168,7 +168,7 @@ def compare_pieces(program, hf):
         if len(out) == 1000:
             texts.append("".join(out))
             out = []
-    texts += ["".join(out), *mixtures(4000, ["<think>"]), *sources(500_000)]
+    texts += ["".join(out), *mixtures(1000 * times, ["<think>"]), *sources(150_000 * times)]
     ours, _ = run_ours(program, "split", texts)
     theirs = [[len(p) for p, _ in hf.pre_tokenizer.pre_tokenize_str(t)] for t in texts]
     bad = [i for i in range(len(texts)) if ours[i] != theirs[i]]
@@ -181,10 +181,10 @@ def compare_pieces(program, hf):
     return not bad and len(ours) == len(texts)
 
 
-def compare(program, folder, hf):
+def compare(program, folder, hf, times):
     added = [t.content for t in hf.get_added_tokens_decoder().values()]
     some = random.sample(added, min(len(added), 40)) + ["<\uff5cUser\uff5c>", "<think>"]
-    texts = list(corpus(some))
+    texts = list(corpus(some, times))
     size = sum(len(t.encode()) for t in texts)
     ours, _ = run_ours(program, folder, texts)
     theirs = [e.ids for e in hf.encode_batch_fast(texts, add_special_tokens=False)]
@@ -215,6 +215,7 @@ def main():
     ap.add_argument("program")
     ap.add_argument("folders", nargs="*")
     ap.add_argument("--seed", type=int, default=20260401)
+    ap.add_argument("--more", action="store_true")
     ap.add_argument("--bench", action="store_true")
     args = ap.parse_args()
     if args.bench:
@@ -243,8 +244,8 @@ def main():
             bench(args.program, folder, hf)
         else:
             if folder == args.folders[0]:
-                ok = compare_pieces(args.program, hf)
-            ok = compare(args.program, folder, hf) and ok
+                ok = compare_pieces(args.program, hf, 4 if args.more else 1)
+            ok = compare(args.program, folder, hf, 4 if args.more else 1) and ok
     sys.exit(0 if ok else 1)
 
 
