@@ -58,9 +58,19 @@ static struct td_linear_part part(const struct td_matrix *w, float *y) {
     return (struct td_linear_part){w, y, w->rows, 0};
 }
 
+/* Memory that is free until attention writes it, and from then on until the next layer's queries.
+ */
+static struct td_spare before_attend(const struct td_forward *f) {
+    return (struct td_spare){f->s.o, f->spare_bytes};
+}
+static struct td_spare after_attend(const struct td_forward *f) {
+    return (struct td_spare){f->s.q, f->spare_bytes};
+}
+
 static void linear(const struct td_forward *f, const float *x, const struct td_matrix *w,
                    float *y) {
-    OP(f, linear, .x = x, .x_stride = w->cols, .n = f->batch.n, .parts = 1, .part = {part(w, y)});
+    OP(f, linear, .x = x, .x_stride = w->cols, .spare = after_attend(f), .n = f->batch.n,
+       .parts = 1, .part = {part(w, y)});
 }
 
 /* x [n, dim], of which *used rows count (NULL: all), as products with `w` take it: itself, or
@@ -83,12 +93,14 @@ static void add_product(const struct td_forward *f, struct products *p, const st
     a->part[a->parts++] = part(w, y);
 }
 
-static void run_products(const struct td_forward *f, struct products *p, const float *x) {
+static void run_products(const struct td_forward *f, struct products *p, const float *x,
+                         struct td_spare spare) {
     uint32_t n = f->batch.n;
     for (int i = 0; i < 2; i++) {
         struct td_linear_args *a = i ? &p->rounded : &p->plain;
         if (a->parts == 0) continue;
         a->n = n;
+        a->spare = spare;
         a->x_stride = a->part[0].w->cols;
         a->x = input(f, a->part[0].w, x, f->s.rounded, NULL, n, a->part[0].w->cols);
         CALL(f, linear, a);
@@ -132,7 +144,7 @@ static void project(const struct td_forward *f, const struct td_packed_layer *l)
         add_product(f, &p, &l->index_comp.wgate, s->ig);
         add_product(f, &p, &l->index_weights, s->iw);
     }
-    run_products(f, &p, s->h);
+    run_products(f, &p, s->h, before_attend(f));
 }
 
 /* Rows of the step whose keys this rank chooses. */
@@ -154,12 +166,12 @@ static void project_queries(const struct td_forward *f, const struct td_packed_l
     struct products p = {0};
     add_product(f, &p, &l->wq_b, s->q);
     if (l->kind == TD_LAYER_CSA && own.n == f->batch.n) add_product(f, &p, &l->index_wq_b, s->iq);
-    run_products(f, &p, s->qr);
+    run_products(f, &p, s->qr, before_attend(f));
     if (l->kind != TD_LAYER_CSA || own.n == f->batch.n) return;
     const struct td_matrix *w = &l->index_wq_b;
     size_t at = (size_t)own.first * w->cols;
     const float *x = input(f, w, s->qr + at, s->rounded + at, NULL, own.n, w->cols);
-    OP(f, linear, .x = x, .x_stride = w->cols, .n = own.n, .parts = 1,
+    OP(f, linear, .x = x, .x_stride = w->cols, .spare = before_attend(f), .n = own.n, .parts = 1,
        .part = {part(w, s->iq + (size_t)own.first * w->rows)});
 }
 
@@ -283,7 +295,8 @@ static void group_products(const struct td_forward *f, const float *x, size_t x_
                            size_t x_step, const struct td_matrix *w, float *y, size_t y_stride,
                            size_t y_step) {
     for (uint32_t g = 0, groups = share(f)->groups; g < groups;) {
-        struct td_linear_args a = {.x = x, .x_stride = x_stride, .n = f->batch.n};
+        struct td_linear_args a = {
+            .x = x, .x_stride = x_stride, .spare = after_attend(f), .n = f->batch.n};
         for (; g < groups && a.parts < TD_LINEAR_PARTS; g++)
             a.part[a.parts++] =
                 (struct td_linear_part){&w[g], y + g * y_step, y_stride, g * x_step};
@@ -334,8 +347,8 @@ static void routed_experts(const struct td_forward *f, const struct td_packed_la
         x_row = NULL;
     }
     OP(f, expert_linear, .x = x, .x_stride = c->hidden, .x_row = x_row, .offset = s->offset,
-       .experts = experts, .parts = 2, .most = f->batch.n, .codes = s->codes, .w = {l->w1, l->w3},
-       .y = {s->a, s->b});
+       .experts = experts, .parts = 2, .most = f->batch.n, .all = rows, .spare = after_attend(f),
+       .codes = s->codes, .w = {l->w1, l->w3}, .y = {s->a, s->b});
     OP(f, swiglu, .a = s->a, .b = s->b, .weight = s->row_weight, .t = s->a, .rows = used, .n = rows,
        .inner = c->expert_inner, .limit = c->swiglu_limit);
     if (f->nvfp4)
@@ -343,8 +356,8 @@ static void routed_experts(const struct td_forward *f, const struct td_packed_la
            .experts = experts, .dim = c->expert_inner);
     x = input(f, &l->w2[0], s->a, s->a, used, rows, c->expert_inner);
     OP(f, expert_linear, .x = x, .x_stride = c->expert_inner, .offset = s->offset,
-       .experts = experts, .parts = 1, .most = f->batch.n, .codes = s->codes, .w = {l->w2},
-       .y = {s->expert_out});
+       .experts = experts, .parts = 1, .most = f->batch.n, .all = rows, .spare = after_attend(f),
+       .codes = s->codes, .w = {l->w2}, .y = {s->expert_out});
 }
 
 static void shared_expert(const struct td_forward *f, const struct td_packed_layer *l) {
@@ -353,7 +366,7 @@ static void shared_expert(const struct td_forward *f, const struct td_packed_lay
     struct products p = {0};
     add_product(f, &p, &l->shared.w1, s->a);
     add_product(f, &p, &l->shared.w3, s->b);
-    run_products(f, &p, s->h);
+    run_products(f, &p, s->h, after_attend(f));
     OP(f, swiglu, .a = s->a, .b = s->b, .t = s->a, .n = n, .inner = inner,
        .limit = config(f)->swiglu_limit);
     linear(f, input(f, &l->shared.w2, s->a, s->a, NULL, n, inner), &l->shared.w2, s->shared_out);
@@ -516,6 +529,7 @@ void td_forward_plan(struct td_forward *f, struct td_bump *b, uint32_t max_rows,
     s->qr = FLOATS(n * c->q_lora_rank);
     s->q = FLOATS(n * own->heads * TD_HEAD_DIM);
     s->o = FLOATS(n * own->heads * TD_HEAD_DIM);
+    f->spare_bytes = n * own->heads * TD_HEAD_DIM * 4;
     if (f->split) plan_split(f, b, max_rows);
     s->kv = FLOATS(n * TD_HEAD_DIM);
     s->rows = td_bump_take(b, n * kv->row_bytes);

@@ -73,6 +73,7 @@ struct td_forward {
     uint32_t layer;  /* where the step is: what a team is told */
     struct td_forward_buffers s;
     size_t logits_stride;
+    size_t spare_bytes; /* of q, and of o: products may use them while they are nobody's */
     /* Output groups before z and in it: the rank's own, or, where a group of rounded values spans
      * ranks, all; then columns of other ranks are zero and stay so. */
     uint32_t z_first, z_dim;

@@ -88,6 +88,13 @@ struct td_expand_args {
     uint32_t n, hidden;
 };
 
+/* Device memory, 256-aligned, that nobody needs during a call: a device may leave anything there,
+ * or not look at it. It decides over time, never over a result. bytes 0: none. */
+struct td_spare {
+    void *at;
+    size_t bytes;
+};
+
 /* y[i][o] = block sum over k of x[i][x_at + k] * w[o][k]. Several products of one input, or of
  * stretches of it, in one call. */
 struct td_linear_part {
@@ -98,6 +105,7 @@ struct td_linear_part {
 struct td_linear_args {
     const float *x; /* [n, x_stride >= x_at + cols] */
     size_t x_stride;
+    struct td_spare spare;
     uint32_t n, parts;
     struct td_linear_part part[TD_LINEAR_PARTS]; /* equal cols */
 };
@@ -155,10 +163,11 @@ struct td_round_nvfp4_args {
 struct td_expert_linear_args {
     const float *x;
     size_t x_stride;
-    const uint32_t *x_row;        /* [offset[experts]] or NULL */
-    const uint32_t *offset;       /* [experts + 1] */
-    uint32_t experts, parts;      /* one at least */
-    uint32_t most;                /* no expert has more rows; 0: unknown */
+    const uint32_t *x_row;   /* [offset[experts]] or NULL */
+    const uint32_t *offset;  /* [experts + 1] */
+    uint32_t experts, parts; /* one at least */
+    uint32_t most, all;      /* no expert has more rows, nor all together; 0: unknown */
+    struct td_spare spare;
     struct td_nvfp4_codes codes;  /* of x, or code NULL */
     const struct td_matrix *w[2]; /* [parts][experts], equal shapes */
     float *y[2];                  /* [parts][rows, w->rows] dense */

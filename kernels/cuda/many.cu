@@ -321,14 +321,17 @@ static void launch(const struct td_device *d, const struct parts *p, uint32_t mo
 template <int FORMAT>
 static void linears_of(const struct td_device *d, const struct td_linear_args *a) {
     struct parts p = {.x = a->x, .x_stride = a->x_stride, .n = a->n};
+    struct td_linear_args own = *a;
     uint32_t most = 0;
+    own.parts = 0;
     for (uint32_t i = 0; i < a->parts; i++) {
         if (a->part[i].w->stored.format != FORMAT) continue;
+        own.part[own.parts++] = a->part[i];
         p.part[p.parts] = td_part_of(a->part[i].w, a->part[i].y, a->part[i].y_stride);
         p.part[p.parts++].x_at = a->part[i].x_at;
         most = a->part[i].w->rows > most ? a->part[i].w->rows : most;
     }
-    if (!p.parts) return;
+    if (!p.parts || td_cuda_linear_wide(d, &own)) return;
     if (td_cuda_of(d)->major == 9)
         launch<FORMAT, true>(d, &p, most);
     else
@@ -387,6 +390,7 @@ static void experts_of(const struct td_device *d, const struct td_expert_linear_
 void td_cuda_experts_many(const struct td_device *d, const struct td_expert_linear_args *a,
                           uint32_t above) {
     enum td_weight_format f = a->w[0][0].stored.format;
+    if (td_cuda_experts_wide(d, a, above)) return;
     if (f == TD_W_BF16)
         experts_of<TD_W_BF16>(d, a, above);
     else if (f == TD_W_FP8_BLOCK)

@@ -303,6 +303,8 @@ static inline bool td_product_fits(const struct td_matrix *w, const float *x, si
 #define td_cuda_linear_many td_emulated_linear_many
 #define td_cuda_experts_many td_emulated_experts_many
 #define td_cuda_experts_few td_emulated_experts_few
+#define td_cuda_linear_wide td_emulated_linear_wide
+#define td_cuda_experts_wide td_emulated_experts_wide
 #define td_cuda_experts_fp4 td_emulated_experts_fp4
 #endif
 
@@ -311,6 +313,11 @@ void td_cuda_linear_many(const struct td_device *d, const struct td_linear_args 
 /* The experts with more than `above` rows; all have one format, which fits
  * and is not fp32. */
 void td_cuda_experts_many(const struct td_device *d, const struct td_expert_linear_args *a,
+                          uint32_t above);
+/* The same on Hopper for chunks of a prefill. False where this form does not serve, or there is no
+ * room for the inputs: nothing was done. */
+bool td_cuda_linear_wide(const struct td_device *d, const struct td_linear_args *a);
+bool td_cuda_experts_wide(const struct td_device *d, const struct td_expert_linear_args *a,
                           uint32_t above);
 /* The experts with up to TD_COLS rows. False where this form does not serve: nothing was done. */
 bool td_cuda_experts_few(const struct td_device *d, const struct td_expert_linear_args *a);

@@ -113,8 +113,36 @@ static __global__ void norm_rows(struct td_rms_norm_args a) {
     }
 }
 
+/* Short rows, of which there are many: half a warp has one, a lane a chain, and nobody waits for
+ * anybody. The lanes' exchanges are td_rms_of's sums. */
+template <int EACH> static __global__ void norm_short_rows(struct td_rms_norm_args a) {
+    uint32_t lane = threadIdx.x % 16;
+    uint32_t row = blockIdx.x * (THREADS / 16) + threadIdx.x / 16, from = row < a.n ? row : 0;
+    const float *x = a.x + from * a.x_stride + lane;
+    float *y = a.y + from * a.y_stride + lane;
+    float v[EACH], sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        v[i] = x[i * 16];
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        sum = fmaf(v[i], v[i], sum);
+    for (int by = 8; by > 0; by /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, by);
+    float r = 1.0f / sqrtf(sum / (float)a.dim + a.eps);
+    if (row >= a.n) return;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        y[i * 16] = a.w ? v[i] * r * a.w[lane + i * 16] : v[i] * r;
+}
+
 void TD_PLAIN(rms_norm)(const struct td_device *d, const struct td_rms_norm_args *a) {
-    if (a->n) TD_LAUNCH(d, "rms_norm", norm_rows, a->n, THREADS, 0, *a);
+    enum { SHORT = 512 };
+    if (a->n && a->dim == SHORT)
+        TD_LAUNCH(d, "rms_norm", norm_short_rows<SHORT / 16>, td_ceil(a->n, THREADS / 16), THREADS,
+                  0, *a);
+    else if (a->n)
+        TD_LAUNCH(d, "rms_norm", norm_rows, a->n, THREADS, 0, *a);
 }
 
 /* ---- rotation ---- */

@@ -126,6 +126,7 @@ static void linears(void) {
         {"head bf16 129280 x 4096", TD_W_BF16, 129280, 4096, 1},
     };
     static const uint32_t ns[] = {1, 8, 32, 8192};
+    struct td_spare spare = {take((size_t)128 << 20), (size_t)128 << 20};
     float *x = (float *)random_floats((size_t)8192 * 4096),
           *y = (float *)take((size_t)8192 * 32768 * 4);
     for (auto &s : shapes) {
@@ -142,6 +143,7 @@ static void linears(void) {
                 a.x_stride = s.cols;
                 a.n = n;
                 a.parts = 1;
+                a.spare = spare;
                 a.part[0].w = &m[(size_t)i % m.size()];
                 a.part[0].y = y;
                 a.part[0].y_stride = s.rows;
@@ -159,6 +161,7 @@ static void linears(void) {
     }
     dev.backend->give(&dev, x, 0);
     dev.backend->give(&dev, y, 0);
+    dev.backend->give(&dev, spare.at, 0);
 }
 
 static void experts(enum td_weight_format f, const char *name, uint32_t tokens) {
@@ -200,6 +203,9 @@ static void experts(enum td_weight_format f, const char *name, uint32_t tokens) 
     a.offset = (const uint32_t *)up(offset.data(), offset.size() * 4);
     a.experts = EXPERTS;
     a.most = tokens; /* of an expert, as an engine knows it */
+    a.all = rows;
+    a.spare.bytes = ((size_t)rows + 2304) * HIDDEN * 2;
+    a.spare.at = take(a.spare.bytes);
     a.parts = 2;
     for (int p = 0; p < 2; p++) {
         a.w[p] = w13[p].data();
@@ -220,6 +226,7 @@ static void experts(enum td_weight_format f, const char *name, uint32_t tokens) 
         (double)td_weight_data_bytes(&w2[0].stored) + (double)td_weight_scale_bytes(&w2[0].stored);
     char what[64];
     snprintf(what, sizeof what, "experts %s, %u tokens on %u experts", name, tokens, used);
+    dev.backend->give(&dev, a.spare.at, 0);
     report(what, t, 3 * each * used, tokens > 8 ? 6.0 * rows * HIDDEN * INNER : 0);
     for (auto *v : {&w13[0], &w13[1], &w2})
         for (auto &m : *v) {

@@ -69,8 +69,39 @@ static double product(const float *x, const struct td_weight *w, const float *ro
 static const enum td_weight_format formats[] = {TD_W_BF16, TD_W_FP8_BLOCK, TD_W_FP4, TD_W_NVFP4,
                                                 TD_W_F32};
 
+/* Whether the form for chunks of a prefill is this chip's: sm_90. */
+static bool hopper(void) {
+    char text[256];
+    dev.backend->describe(&dev, text, sizeof text);
+    return strstr(text, "sm_90") != NULL;
+}
+
+/* Room for inputs laid out anew, with NaNs in it; the end is watched. */
+enum { SPARE = 4 << 20, WATCHED = 256 };
+static struct td_spare spare(void) {
+    uint8_t *bytes = td_test_bytes(SPARE + WATCHED);
+    memset(bytes, 0xff, SPARE + WATCHED);
+    struct td_spare s = {td_test_put(&dev, bytes, SPARE + WATCHED), SPARE};
+    free(bytes);
+    return s;
+}
+/* Used, or not. */
+static void give_spare(const struct td_spare *s, bool used) {
+    uint8_t *bytes = td_test_bytes(SPARE + WATCHED);
+    bool found = false;
+    td_test_get(&dev, bytes, s->at, SPARE + WATCHED);
+    for (uint32_t i = 0; i < SPARE; i++)
+        found = found || bytes[i] != 0xff;
+    if (found != used)
+        fail_msg("room for inputs: used %d, expected %d", found, used);
+    for (uint32_t i = SPARE; i < SPARE + WATCHED; i++)
+        if (bytes[i] != 0xff) fail_msg("written %u bytes behind the room for inputs", i - SPARE);
+    td_test_give(&dev, s->at);
+    free(bytes);
+}
+
 static void linear_case(enum td_weight_format format, uint32_t n, uint32_t rows, uint32_t cols,
-                        uint32_t row, uint32_t col) {
+                        uint32_t row, uint32_t col, bool wide) {
     struct td_weight w;
     struct td_matrix m = random_matrix(format, row + rows, col + cols, &w);
     uint32_t stride = cols + 4 * td_test_below(2), y_stride = rows + td_test_below(3);
@@ -90,7 +121,10 @@ static void linear_case(enum td_weight_format format, uint32_t n, uint32_t rows,
                                .part = {{.w = &m, .y = dy, .y_stride = y_stride}}};
     uint32_t x_at = stride - cols; /* inputs need not begin where a row does */
     a.part[0].x_at = x_at;
+    if (wide) a.spare = spare();
     fast.linear(&dev, &a);
+    if (wide) give_spare(&a.spare, hopper());
+    a.spare.bytes = 0;
     td_test_get(&dev, y, dy, bytes);
     for (uint32_t o = 0; o < rows; o++) {
         td_weight_row(&w, row + o, decoded);
@@ -126,77 +160,103 @@ static void linear(void **state) {
                           ins[] = {32, 64, 128, 160, 1024, 1184};
     for (uint32_t c = 0; c < 30; c++)
         linear_case(formats[c % 5], ns[td_test_below(7)], outs[td_test_below(5)],
-                    ins[td_test_below(6)], 16 * td_test_below(2), 64 * td_test_below(2));
+                    ins[td_test_below(6)], 16 * td_test_below(2), 64 * td_test_below(2), false);
+    /* Chunks: every number of rows of a tile, and several tiles; parts of K of one 128 and of two. */
+    static const uint32_t chunks[] = {256, 293, 389, 577};
+    for (uint32_t c = 0; c < 8; c++)
+        linear_case(formats[c % 4], chunks[td_test_below(4)], c % 2 ? 136 : 280, c < 4 ? 1152 : 384,
+                    128 * td_test_below(2), 128 * td_test_below(2), true);
+}
+
+enum { E = 5 };
+struct experts_case {
+    uint32_t k, o, x, offset[E + 1], most; /* inputs, outputs, rows; most: of an expert, 0: unknown */
+};
+
+static void expert_case(enum td_weight_format format, const struct experts_case *own) {
+    uint32_t K = own->k, O = own->o, X = own->x, R = own->offset[E];
+    const uint32_t *offset = own->offset;
+    bool wide = own->most > 0;
+    struct td_weight w[E];
+    struct td_matrix m[E];
+    uint32_t *x_row = (uint32_t *)(void *)td_test_poison(R);
+    float *x = td_test_floats((size_t)X * K, -2, 2), *y = td_test_poison(R * O);
+    float *decoded = td_test_poison(K);
+    for (uint32_t e = 0; e < E; e++)
+        m[e] = random_matrix(format, O, K, &w[e]);
+    for (uint32_t r = 0; r < R; r++)
+        x_row[r] = td_test_below(X);
+    const struct td_matrix *table = td_test_put(&dev, m, sizeof m);
+    for (uint32_t e = 0; e < E; e++)
+        m[e].device = table + e;
+    struct td_expert_linear_args a = {.x = td_test_put(&dev, x, (size_t)X * K * sizeof *x),
+                                      .x_stride = K,
+                                      .x_row = td_test_put(&dev, x_row, R * sizeof *x_row),
+                                      .offset = td_test_put(&dev, offset, sizeof own->offset),
+                                      .experts = E,
+                                      .parts = 1,
+                                      .most = own->most,
+                                      .all = wide ? R : 0,
+                                      .w = {m},
+                                      .y = {td_test_put(&dev, y, R * O * sizeof *y)}};
+    if (wide) a.spare = spare();
+    fast.expert_linear(&dev, &a);
+    if (wide) give_spare(&a.spare, hopper() && format != TD_W_BF16 && format != TD_W_F32);
+    a.spare.bytes = 0;
+    td_test_get(&dev, y, a.y[0], R * O * sizeof *y);
+    for (uint32_t e = 0; e < E; e++)
+        for (uint32_t o = 0; o < O; o++) {
+            td_weight_row(&w[e], o, decoded);
+            for (uint32_t r = offset[e]; r < offset[e + 1]; r++) {
+                double size, want = product(x + x_row[r] * K, &w[e], decoded, 0, K, &size);
+                if (!(fabs((double)y[r * O + o] - want) <=
+                      (two(format) ? 5e-6 : 1e-6) * size))
+                    fail_msg("format %d, expert %u row %u output %u: expected %.9g, found %.9g",
+                             (int)format, e, r, o, want, (double)y[r * O + o]);
+            }
+        }
+    /* The last expert again with few of its rows: another form, the same bits. */
+    enum { FEW = 5 };
+    uint32_t fewer[E + 1];
+    float *again = td_test_poison(R * O);
+    memcpy(fewer, offset, sizeof fewer);
+    fewer[E] = offset[E - 1] + FEW;
+    td_test_give(&dev, a.offset);
+    a.offset = td_test_put(&dev, fewer, sizeof fewer);
+    fast.expert_linear(&dev, &a);
+    td_test_get(&dev, again, a.y[0], R * O * sizeof *again);
+    td_test_same("an expert's rows among fewer", again + offset[E - 1] * O,
+                 y + offset[E - 1] * O, FEW * O * sizeof *again);
+    /* A rank that has none of the chosen experts: nothing is written. */
+    memset(fewer, 0, sizeof fewer);
+    td_upload(&dev, (void *)(uintptr_t)a.offset, fewer, sizeof fewer);
+    memset(again, 0xff, R * O * sizeof *again);
+    td_upload(&dev, a.y[0], again, R * O * sizeof *again);
+    fast.expert_linear(&dev, &a);
+    td_test_get(&dev, y, a.y[0], R * O * sizeof *y);
+    td_test_same("rows of no expert", again, y, R * O * sizeof *y);
+    free(again);
+    td_test_give(&dev, a.x);
+    td_test_give(&dev, a.x_row);
+    td_test_give(&dev, a.offset);
+    td_test_give(&dev, a.y[0]);
+    td_test_give(&dev, table);
+    for (uint32_t e = 0; e < E; e++)
+        give_matrix(&m[e], &w[e]);
+    free(x);
+    free(y);
+    free(x_row);
+    free(decoded);
 }
 
 static void expert_linear(void **state) {
     (void)state;
-    enum { E = 5, K = 288, O = 40, X = 50, R = 93 };
-    static const uint32_t offset[E + 1] = {0, 0, 9, 10, 18, R};
-    for (uint32_t f = 0; f < 5; f++) {
-        struct td_weight w[E];
-        struct td_matrix m[E];
-        uint32_t x_row[R];
-        float *x = td_test_floats((size_t)X * K, -2, 2), *y = td_test_poison(R * O), decoded[K];
-        for (uint32_t e = 0; e < E; e++)
-            m[e] = random_matrix(formats[f], O, K, &w[e]);
-        for (uint32_t r = 0; r < R; r++)
-            x_row[r] = td_test_below(X);
-        const struct td_matrix *table = td_test_put(&dev, m, sizeof m);
-        for (uint32_t e = 0; e < E; e++)
-            m[e].device = table + e;
-        struct td_expert_linear_args a = {.x = td_test_put(&dev, x, (size_t)X * K * sizeof *x),
-                                          .x_stride = K,
-                                          .x_row = td_test_put(&dev, x_row, sizeof x_row),
-                                          .offset = td_test_put(&dev, offset, sizeof offset),
-                                          .experts = E,
-                                          .parts = 1,
-                                          .w = {m},
-                                          .y = {td_test_put(&dev, y, R * O * sizeof *y)}};
-        fast.expert_linear(&dev, &a);
-        td_test_get(&dev, y, a.y[0], R * O * sizeof *y);
-        for (uint32_t e = 0; e < E; e++)
-            for (uint32_t o = 0; o < O; o++) {
-                td_weight_row(&w[e], o, decoded);
-                for (uint32_t r = offset[e]; r < offset[e + 1]; r++) {
-                    double size, want = product(x + x_row[r] * K, &w[e], decoded, 0, K, &size);
-                    if (!(fabs((double)y[r * O + o] - want) <=
-                          (two(formats[f]) ? 5e-6 : 1e-6) * size))
-                        fail_msg("format %d, expert %u row %u output %u: expected %.9g, found %.9g",
-                                 (int)formats[f], e, r, o, want, (double)y[r * O + o]);
-                }
-            }
-        /* The last expert again with few of its rows: another form, the same bits. */
-        enum { FEW = 5 };
-        uint32_t fewer[E + 1];
-        float *again = td_test_poison(R * O);
-        memcpy(fewer, offset, sizeof fewer);
-        fewer[E] = offset[E - 1] + FEW;
-        td_test_give(&dev, a.offset);
-        a.offset = td_test_put(&dev, fewer, sizeof fewer);
-        fast.expert_linear(&dev, &a);
-        td_test_get(&dev, again, a.y[0], R * O * sizeof *again);
-        td_test_same("an expert's rows among fewer", again + offset[E - 1] * O,
-                     y + offset[E - 1] * O, FEW * O * sizeof *again);
-        /* A rank that has none of the chosen experts: nothing is written. */
-        memset(fewer, 0, sizeof fewer);
-        td_upload(&dev, (void *)(uintptr_t)a.offset, fewer, sizeof fewer);
-        memset(again, 0xff, R * O * sizeof *again);
-        td_upload(&dev, a.y[0], again, R * O * sizeof *again);
-        fast.expert_linear(&dev, &a);
-        td_test_get(&dev, y, a.y[0], R * O * sizeof *y);
-        td_test_same("rows of no expert", again, y, R * O * sizeof *y);
-        free(again);
-        td_test_give(&dev, a.x);
-        td_test_give(&dev, a.x_row);
-        td_test_give(&dev, a.offset);
-        td_test_give(&dev, a.y[0]);
-        td_test_give(&dev, table);
-        for (uint32_t e = 0; e < E; e++)
-            give_matrix(&m[e], &w[e]);
-        free(x);
-        free(y);
-    }
+    static const struct experts_case some = {288, 40, 50, {0, 0, 9, 10, 18, 93}, 0};
+    static const struct experts_case many = {384, 136, 90, {0, 7, 7, 48, 246, 633}, 1024};
+    for (uint32_t f = 0; f < 5; f++)
+        expert_case(formats[f], &some);
+    for (uint32_t f = 1; f < 4; f++)
+        expert_case(formats[f], &many);
 }
 
 /* A step's sequences in device memory. */

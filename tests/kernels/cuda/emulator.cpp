@@ -192,6 +192,14 @@ void td_emulate_yield(void) {
     yield();
 }
 
+void td_emulate_stand(void) {
+    yield();
+}
+
+void td_emulate_went(void) {
+    arrived++;
+}
+
 static uint64_t speed = 1;
 
 uint64_t td_emulate_ns(void) {

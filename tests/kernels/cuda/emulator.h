@@ -73,6 +73,10 @@ void td_emulate_exchange(const void *mine, size_t bytes, void *all);
 
 /* A thread that waits for another block or rank lets the others run. */
 void td_emulate_yield(void);
+/* A thread that waits for others of its block lets them run; something came to pass. When nothing
+ * does any more the program ends. */
+void td_emulate_stand(void);
+void td_emulate_went(void);
 uint64_t td_emulate_ns(void);
 /* From now on emulated time goes `times` as fast as the clock. */
 extern "C" void td_emulate_hurry(unsigned times);
