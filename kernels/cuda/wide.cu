@@ -16,9 +16,17 @@ enum {
     GROUP = 128, /* threads of a warp group */
     THREADS = 3 * GROUP,
     AHEAD = 3, /* units of weights on their way, 4 pieces a thread each */
+    /* Registers of a thread: at launch as many for all; then more for those that multiply, out of
+     * what those that bring leave. */
+    LAUNCHED = 65536 / THREADS / 8 * 8,
+    MULTIPLY = 216,
+    BRING = 72,
     LEAST_ROWS = 256,
     LEAST_MOST = 1024, /* rows that an expert may have */
 };
+
+static_assert(2 * MULTIPLY + BRING <= 3 * LAUNCHED,
+              "more registers than there are: a wait for ever");
 
 /* ---- inputs as operands ---- */
 
@@ -400,13 +408,13 @@ static __device__ inline void walk(uint32_t tiles, const TILE &tile_of, struct m
     __syncthreads();
     uint32_t group = threadIdx.x / GROUP;
     if (group == 2) {
-        td_registers_less<80>();
+        td_registers_less<BRING>();
         for (uint32_t i = blockIdx.x; i < tiles; i += gridDim.x) {
             struct tile tile = tile_of(i);
             bring_tile(&tile, s, &turn);
         }
     } else {
-        td_registers_more<216>();
+        td_registers_more<MULTIPLY>();
         for (uint32_t i = blockIdx.x; i < tiles; i += gridDim.x) {
             struct tile tile = tile_of(i);
             multiply_tile(&tile, group, s, &turn);

@@ -155,6 +155,7 @@ static void expert_linear(struct td_case *c) {
 
 static void round_fp8(struct td_case *c) {
     uint32_t n = rows(c, 512), dim = bench(c) ? 4096 : 8 * (1 + td_case_below(c, 50));
+    if (!bench(c) && td_case_below(c, 3) == 0) dim = 128 * (1 + td_case_below(c, 4)); /* whole groups */
     float *v = td_case_floats(c, (size_t)n * dim, -1, 1);
     for (size_t i = 0; i < (size_t)n * dim; i++) /* all magnitudes, zeros and a few infinities */
         v[i] *= td_case_below(c, 9) == 0 ? 0.0f : exp2f(td_case_uniform(c, -30, 30));
