@@ -57,6 +57,7 @@ template <int N>
 static inline void td_wgmma_tiles(float *c, const uint16_t *a, const uint16_t *b, uint32_t k,
                                   bool add) {
     uint32_t warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    if ((uintptr_t)a % 1024 || (uintptr_t)b % 1024) abort(); /* the swizzle goes by addresses */
     for (uint32_t i = 0; i < N / 2; i++) {
         uint32_t row = warp * 16 + g + i / 2 % 2 * 8, col = i / 4 * 8 + 2 * t + i % 2;
         if (!add) c[i] = 0.0f;

@@ -133,8 +133,11 @@ static void lay_inputs(const struct td_device *d, enum td_weight_format f, const
 
 /* TWO: inputs are two values each. Then weights go through registers alone. */
 template <bool TWO> struct stage {
-    uint16_t w[OUTS * TD_TILE], x[ROWS * TD_TILE], rest[TWO ? ROWS * TD_TILE : 64];
+    uint16_t w[OUTS * TD_TILE], x[ROWS * TD_TILE], rest[(TWO ? ROWS : 8) * TD_TILE];
 };
+static_assert(sizeof(struct stage<false>) % TD_TILE_ROOM == 0 &&
+                  sizeof(struct stage<true>) % TD_TILE_ROOM == 0,
+              "the hardware's swizzle goes by addresses");
 template <bool TWO> struct memory {
     enum { STAGES = TWO ? 3 : 4 }; /* of 64 of K */
     struct stage<TWO> stage[STAGES];
