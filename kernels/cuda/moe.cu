@@ -152,16 +152,21 @@ void TD_PLAIN(swiglu)(const struct td_device *d, const struct td_swiglu_args *a)
 
 template <uint32_t SHARDS> static __global__ void combine_values(struct td_combine_args a) {
     size_t at = (size_t)blockIdx.x * THREADS + threadIdx.x, i = at / a.hidden;
-    uint32_t c = (uint32_t)(at % a.hidden), j = 0;
+    uint32_t c = (uint32_t)(at % a.hidden), of[TD_MAX_EXPERTS_PER_TOKEN];
+    float v[TD_MAX_EXPERTS_PER_TOKEN];
     if (i >= a.n) return;
     const uint32_t *expert = a.expert + i * a.k, *place = a.place + i * a.k;
-    auto shard_of = [&](uint32_t choice) { return expert[choice] * a.shards / a.experts; };
-    while (j < a.k && shard_of(j) < a.first_shard)
-        j++;
+    /* all at once: one after the other would be a wait each */
+#pragma unroll
+    for (uint32_t j = 0; j < TD_MAX_EXPERTS_PER_TOKEN; j++) {
+        of[j] = j < a.k ? expert[j] * a.shards / a.experts - a.first_shard : 0xffffffffu;
+        v[j] = of[j] < a.shards_here ? a.rows[(size_t)place[j] * a.hidden + c] : 0.0f;
+    }
     auto shard = [&](uint32_t s) {
         float sum = 0.0f;
-        for (; j < a.k && shard_of(j) == a.first_shard + s; j++)
-            sum = sum + a.rows[(size_t)place[j] * a.hidden + c];
+#pragma unroll
+        for (uint32_t j = 0; j < TD_MAX_EXPERTS_PER_TOKEN; j++)
+            sum = of[j] == s ? sum + v[j] : sum;
         return sum;
     };
     float total = td_tree_sum<SHARDS>(shard, a.shards_here);

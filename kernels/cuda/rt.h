@@ -69,14 +69,15 @@ void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t 
         kernel<<<grid, block, shared, td_cuda_of(d)->stream[lane]>>>(__VA_ARGS__);                 \
         td_cuda_check(d, lane, op);                                                                \
     } while (0)
-/* Blocks 2 i and 2 i + 1 of a row of the grid run at once and reach each other's dynamic shared
- * memory; an even number of them. */
-#define TD_LAUNCH_PAIRS(d, op, kernel, grid, block, shared, ...)                                   \
+/* Each `beside` (up to 8) blocks that follow each other in a row of the grid run at once and reach each
+ * other's dynamic shared memory; a multiple of them. Pairs: two. */
+#define TD_LAUNCH_PAIRS(d, op, ...) TD_LAUNCH_BESIDE(d, op, 2, __VA_ARGS__)
+#define TD_LAUNCH_BESIDE(d, op, beside, kernel, grid, block, shared, ...)                                 \
     do {                                                                                           \
         cudaLaunchConfig_t config = {};                                                            \
         cudaLaunchAttribute pairs = {};                                                            \
         pairs.id = cudaLaunchAttributeClusterDimension;                                            \
-        pairs.val.clusterDim.x = 2;                                                                \
+        pairs.val.clusterDim.x = beside;                                                           \
         pairs.val.clusterDim.y = pairs.val.clusterDim.z = 1;                                       \
         config.gridDim = grid;                                                                     \
         config.blockDim = block;                                                                   \
@@ -88,15 +89,15 @@ void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t 
         cudaLaunchKernelEx(&config, kernel, __VA_ARGS__);                                          \
         td_cuda_check(d, TD_LANE_STEP, op);                                                        \
     } while (0)
-/* A barrier of both blocks of a pair, by all threads of both; what was written before it is seen
- * behind it. */
+/* A barrier of the blocks of a pair (or of more), by all threads of all; what was written before it is
+ * seen behind it. */
 static __device__ inline void td_pair_sync(void) {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;"
                  :
                  :
                  : "memory");
 }
-/* Where block `rank` (0 or 1) of the pair has what this block has at p. */
+/* Where block `rank` of them has what this block has at p. */
 static __device__ inline void *td_pair_memory(void *p, uint32_t rank) {
     void *r;
     asm("mapa.u64 %0, %1, %2;" : "=l"(r) : "l"(p), "r"(rank));

@@ -10,6 +10,8 @@
  * start. */
 #include "kernels/cuda/rt.h"
 
+#include <cuda_profiler_api.h>
+
 #include <algorithm>
 #include <stdlib.h>
 #include <vector>
@@ -35,6 +37,7 @@ static std::vector<double> layer_s;
 static std::vector<int32_t> ids;
 static std::vector<uint32_t> page_ids;
 static double copy_rate, last;
+static bool profiled;
 static uint64_t free_at_start;
 static int rc;
 
@@ -253,18 +256,25 @@ static double median(std::vector<double> v) {
 static void decode(const char *what, uint32_t first_slot, uint32_t n, uint32_t pos) {
     struct td_run run[STREAMS];
     std::vector<double> took;
+    const float *logits = NULL;
+    uint64_t sum = 0xcbf29ce484222325u;
     for (uint32_t i = 0; i < STEPS; i++) {
         for (uint32_t s = 0; s < n; s++)
             run[s] = run_of(first_slot + s, pos + i, 1, true);
-        double t = step(run, n, NULL);
+        bool watched = profiled && i == STEPS - 1;
+        if (watched) cudaProfilerStart();
+        double t = step(run, n, &logits);
+        if (watched) cudaProfilerStop();
         if (i >= 4) took.push_back(t);
+        for (size_t k = 0; k < (size_t)n * model->config.vocab; k++)
+            sum = (sum ^ td_f32_bits(logits[k])) * 0x100000001b3u;
     }
     double t = median(took), floor = step_bytes(n, pos) / copy_rate;
     printf("decode %s: %u streams at %u tokens: %.3f ms a step (least %.3f), %.0f tok/s; %.3f GB "
            "to read, "
-           "floor %.3f ms: %.1f %% of it\n",
+           "floor %.3f ms: %.1f %% of it; logits %016llx\n",
            what, n, pos, t * 1e3, *std::min_element(took.begin(), took.end()) * 1e3, n / t,
-           floor * copy_rate * 1e-9, floor * 1e3, 100 * floor / t);
+           floor * copy_rate * 1e-9, floor * 1e3, 100 * floor / t, (unsigned long long)sum);
     fflush(stdout);
 }
 
@@ -350,6 +360,8 @@ static void configure(int argc, char **argv, uint32_t *tokens) {
     for (int i = 2; i < argc; i++)
         if (strncmp(argv[i], "tokens=", 7) == 0)
             *tokens = (uint32_t)strtoul(argv[i] + 7, NULL, 10);
+        else if (strcmp(argv[i], "profile") == 0)
+            profiled = true;
         else
             ok(td_config_set(&config, argv[i], &err));
     config.max_context = *tokens + STEPS;
@@ -396,6 +408,12 @@ int main(int argc, char **argv) {
     for (uint32_t i = n - 1; i > 0; i--)
         std::swap(page_ids[i], page_ids[(uint32_t)ids[i] % (i + 1)]);
     layer_s.resize(model->config.layers);
+    if (profiled) {
+        create(true, false);
+        fill_streams();
+        decode("launched", 0, STREAMS, STREAM_TOKENS);
+        return 0;
+    }
     create(false, true);
     for (uint32_t l = 0; l < model->config.layers; l++) {
         ok(td_engine_launches(engine, l, &n, &err));

@@ -190,7 +190,10 @@ static void round_nvfp4(struct td_case *c) {
 
 static void rms_norm(struct td_case *c) {
     uint32_t n = rows(c, 512), dim = bench(c) ? 4096 : 16 * (1 + td_case_below(c, 40));
-    if (!bench(c) && td_case_below(c, 3) == 0) dim = TD_HEAD_DIM; /* short rows have a form */
+    switch (bench(c) ? 0 : td_case_below(c, 4)) {
+    case 1: dim = TD_HEAD_DIM; break; /* short rows have a form */
+    case 2: dim = 64 * (1 + td_case_below(c, 70)); break; /* and so have whole ones */
+    }
     size_t xs = dim + td_case_below(c, 2) * 7, ys = dim + td_case_below(c, 2) * 9;
     const float *x = td_case_input(c, n * xs, -5, 5), *w = td_case_input(c, dim, 0, 2);
     c->bytes = (double)n * dim * 8;
@@ -201,6 +204,7 @@ static void rms_norm(struct td_case *c) {
 }
 
 static uint32_t hidden_of(struct td_case *c) {
+    if (!bench(c) && td_case_below(c, 3) == 0) return 256 * (1 + td_case_below(c, 4));
     return bench(c) ? 4096 : 16 * (1 + td_case_below(c, 20));
 }
 

@@ -161,6 +161,13 @@ static void linear(void **state) {
     for (uint32_t c = 0; c < 30; c++)
         linear_case(formats[c % 5], ns[td_test_below(7)], outs[td_test_below(5)],
                     ins[td_test_below(6)], 16 * td_test_below(2), 64 * td_test_below(2), false);
+    /* FP8: whole 1024s of inputs, of which a part of K is one to four pieces and more; fp32: parts of
+     * several stretches, the last one short. */
+    for (uint32_t k = 1; k <= 5; k++)
+        linear_case(TD_W_FP8_BLOCK, 1 + td_test_below(8), outs[1 + td_test_below(4)], 1024 * k,
+                    16 * td_test_below(2), 128 * td_test_below(2), false);
+    linear_case(TD_W_F32, 1 + td_test_below(8), 24, 5 * 1024 + 160, 0, 0, false);
+    linear_case(TD_W_F32, 17, 24, 5 * 1024 + 160, 0, 0, false);
     /* Chunks: every number of rows of a tile, and several tiles; parts of K of one 128 and of two. */
     static const uint32_t chunks[] = {256, 293, 389, 577};
     for (uint32_t c = 0; c < 8; c++)
@@ -252,9 +259,13 @@ static void expert_case(enum td_weight_format format, const struct experts_case 
 static void expert_linear(void **state) {
     (void)state;
     static const struct experts_case some = {288, 40, 50, {0, 0, 9, 10, 18, 93}, 0};
+    /* Few rows that share a block's stage; whole rounds of a warp along K. */
+    static const struct experts_case few = {1024, 40, 50, {0, 2, 3, 8, 16, 93}, 0};
     static const struct experts_case many = {384, 136, 90, {0, 7, 7, 48, 246, 633}, 1024};
-    for (uint32_t f = 0; f < 5; f++)
+    for (uint32_t f = 0; f < 5; f++) {
         expert_case(formats[f], &some);
+        expert_case(formats[f], &few);
+    }
     for (uint32_t f = 1; f < 4; f++)
         expert_case(formats[f], &many);
 }

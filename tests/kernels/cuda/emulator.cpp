@@ -36,7 +36,7 @@ __thread unsigned threads, blocks, current, arrived; /* threads of one of the bl
 __thread unsigned first_block;
 __thread size_t apart; /* of their dynamic shared memory */
 __thread void *scheduler;
-__thread barrier pair_barrier, block_barrier[2], group_barrier[MOST / 128], warp_barrier[MOST / 32];
+__thread barrier pair_barrier, block_barrier[8], group_barrier[MOST / 128], warp_barrier[MOST / 32];
 __thread unsigned char slots[MOST / 32][32][32];
 __thread const std::function<void()> *work;
 __thread void *dynamic;

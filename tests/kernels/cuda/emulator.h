@@ -64,7 +64,7 @@ struct __align__(8) float2 {
 
 extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
-/* Runs `body` for every thread of every block, `beside` (1 or 2) blocks of x at a time. */
+/* Runs `body` for every thread of every block, `beside` (1 to 8) blocks of x at a time. */
 void td_emulate(dim3 grid, dim3 block, size_t shared, unsigned beside,
                 const std::function<void()> &body);
 void *td_emulate_shared(void);
@@ -106,8 +106,10 @@ static inline void td_emulate_kernel(void (*kernel)(P...), dim3 grid, dim3 block
     } while (0)
 #define TD_LAUNCH_IN(d, lane, op, kernel, grid, block, shared, ...)                                \
     TD_EMULATE_LAUNCH(d, lane, op, kernel, grid, block, shared, 1, __VA_ARGS__)
-#define TD_LAUNCH_PAIRS(d, op, kernel, grid, block, shared, ...)                                   \
-    TD_EMULATE_LAUNCH(d, TD_LANE_STEP, op, kernel, grid, block, shared, 2, __VA_ARGS__)
+#define TD_LAUNCH_PAIRS(d, op, ...) TD_LAUNCH_BESIDE(d, op, 2, __VA_ARGS__)
+/* Not for kernels with __shared__ variables: there is one of each for all blocks. */
+#define TD_LAUNCH_BESIDE(d, op, beside, kernel, grid, block, shared, ...)                          \
+    TD_EMULATE_LAUNCH(d, TD_LANE_STEP, op, kernel, grid, block, shared, beside, __VA_ARGS__)
 
 template <class T> static inline T td_emulate_shuffle(T v, unsigned from, unsigned width = 32) {
     T all[32];
