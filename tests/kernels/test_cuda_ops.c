@@ -260,7 +260,7 @@ static void expert_linear(void **state) {
     (void)state;
     static const struct experts_case some = {288, 40, 50, {0, 0, 9, 10, 18, 93}, 0};
     /* Few rows that share a block's stage; whole rounds of a warp along K. */
-    static const struct experts_case few = {1024, 40, 50, {0, 2, 3, 8, 16, 93}, 0};
+    static const struct experts_case few = {1024, 40, 50, {0, 2, 3, 8, 17, 93}, 0};
     static const struct experts_case many = {384, 136, 90, {0, 7, 7, 48, 246, 633}, 1024};
     for (uint32_t f = 0; f < 5; f++) {
         expert_case(formats[f], &some);
