@@ -15,6 +15,17 @@ enum {
     TD_INDEX_KEYS = 64,                   /* keys decoded together */
 };
 
+/* The indexer's workspace on a GPU, where few queries share the processors. */
+enum {
+    TD_INDEX_SCORES = 8 << 20,   /* held at once: 32 queries at a million tokens */
+    TD_INDEX_SPLIT_ROWS = 132,   /* queries in a launch at most, each with */
+    TD_INDEX_DIGIT = 11,         /* the bits of a score */
+    TD_INDEX_BINS = 1 << TD_INDEX_DIGIT, /* that are counted */
+};
+static inline size_t td_index_workspace_cuda(void) {
+    return (TD_INDEX_SCORES + (size_t)TD_INDEX_SPLIT_ROWS * TD_INDEX_BINS) * sizeof(uint32_t);
+}
+
 /* Heads or queries side by side: whole vectors of 8. */
 static inline uint32_t td_lanes(uint32_t n) {
     return (n + 7) & ~7u;

@@ -6,6 +6,7 @@
 #include "kernels/decode_graphs.h"
 #include "kernels/device.h"
 #include "kernels/sampler.h"
+#include "kernels/scratch.h"
 #include "kernels/selections.h"
 
 enum { MEMORY_PAGE = 4096, MB = 1 << 20 };
@@ -26,10 +27,11 @@ const struct td_backend *td_worker_plan_cuda(void) {
     return &td_backend_cuda;
 }
 #else
-/* At most: a score and an entry for each of a row's top-k. */
 static size_t index_workspace(uint32_t heads, uint32_t topk, uint32_t rows) {
     (void)heads;
-    return (size_t)rows * topk * (sizeof(float) + sizeof(int32_t));
+    (void)topk;
+    (void)rows;
+    return td_index_workspace_cuda();
 }
 
 const struct td_backend *td_worker_plan_cuda(void) {

@@ -1,6 +1,7 @@
 /* A CUDA device as a backend: memory, copies, streams, faults, recordings, and its op table. */
 #include "kernels/cuda/attend.h"
 #include "kernels/model/random.h"
+#include "kernels/scratch.h"
 
 #include <stdlib.h>
 
@@ -352,8 +353,9 @@ static td_status cuda_ops(struct td_device *d, uint64_t force_ref, struct td_ops
 
 static size_t cuda_index_workspace(uint32_t heads, uint32_t topk, uint32_t rows) {
     (void)heads;
+    (void)topk;
     (void)rows;
-    return TD_FAST(index_workspace)(topk);
+    return td_index_workspace_cuda();
 }
 
 static void cuda_describe(const struct td_device *d, char *buf, size_t cap) {

@@ -29,9 +29,6 @@ TD_OPS_MAP(X)
 TD_FAST_MAP(X)
 #undef X
 
-/* Bytes, whatever the context. */
-size_t TD_FAST(index_workspace)(uint32_t topk);
-
 /* Wire blocks (td_backend). */
 void TD_FAST(pack)(struct td_device *d, const struct td_wire_rows *r);
 void TD_FAST(unpack)(struct td_device *d, const struct td_wire_rows *r);

@@ -89,6 +89,32 @@ void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t 
         cudaLaunchKernelEx(&config, kernel, __VA_ARGS__);                                          \
         td_cuda_check(d, TD_LANE_STEP, op);                                                        \
     } while (0)
+/* A kernel of the step lane that may begin while the one launched before it runs: what does not
+ * depend on it comes before td_launch_wait, which all its threads call. */
+#define TD_LAUNCH_NEXT(d, op, kernel, grid, block, shared, ...)                                    \
+    do {                                                                                           \
+        cudaLaunchConfig_t config = {};                                                            \
+        cudaLaunchAttribute early = {};                                                            \
+        early.id = cudaLaunchAttributeProgrammaticStreamSerialization;                             \
+        early.val.programmaticStreamSerializationAllowed = 1;                                      \
+        config.gridDim = grid;                                                                     \
+        config.blockDim = block;                                                                   \
+        config.dynamicSmemBytes = shared;                                                          \
+        config.stream = td_cuda_of(d)->stream[TD_LANE_STEP];                                       \
+        config.attrs = &early;                                                                     \
+        config.numAttrs = 1;                                                                       \
+        td_cuda_on(d, TD_LANE_STEP);                                                               \
+        cudaLaunchKernelEx(&config, kernel, __VA_ARGS__);                                          \
+        td_cuda_check(d, TD_LANE_STEP, op);                                                        \
+    } while (0)
+/* In the kernel before: the next one's blocks may come as soon as there is room for them. */
+static __device__ inline void td_launch_next(void) {
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+/* Until the kernel before has ended and what it wrote is seen. */
+static __device__ inline void td_launch_wait(void) {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
 /* A barrier of the blocks of a pair (or of more), by all threads of all; what was written before it is
  * seen behind it. */
 static __device__ inline void td_pair_sync(void) {

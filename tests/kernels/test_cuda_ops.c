@@ -301,15 +301,28 @@ static void give_batch(struct copy *c) {
     td_test_give(&dev, c->pages);
 }
 
+/* The one row of the batch is at the end of a sequence of `pages` pages, which are the few there are
+ * again and again. */
+static void repeat_pages(struct td_sequences *s, uint32_t *pages, uint32_t n) {
+    const uint32_t pos = n * TD_KV_PAGE_TOKENS - 1;
+    assert_int_equal(s->batch.n, 1);
+    for (uint32_t p = 0; p < n; p++)
+        pages[p] = s->pages[p % 2][td_test_below(TD_SEQ_PAGES)];
+    s->run[0].pages = pages;
+    s->run[0].pos = s->row[0].pos = s->batch.max_pos = pos;
+}
+
 /* Values small enough for every sum to be exact, so that the order does not matter and scores are
- * often equal: then the chosen entries are the reference's. */
-static void index_case(uint32_t heads, uint32_t topk, const uint32_t *n) {
+ * often equal: then the chosen entries are the reference's. `pages`: of a long sequence, or 0. */
+static void index_case(uint32_t heads, uint32_t topk, const uint32_t *n, uint32_t pages) {
     struct td_sequences s;
     struct copy c;
+    uint32_t *more = td_test_bytes(pages * sizeof *more);
     td_sequences_init(&s, 3, TD_KV_ROW_BF16, TD_KV_KEY_BF16);
     for (uint32_t i = 0; i < 3; i++)
         s.pos[i] = td_test_below(TD_SEQ_PAGES * TD_KV_PAGE_TOKENS - n[i]);
     td_sequences_step(&s, n);
+    if (pages) repeat_pages(&s, more, pages);
     for (uint32_t p = 0; p < s.kv.pages; p++)
         for (uint32_t e = 0; e < TD_KV_CSA_PER_PAGE; e++) {
             uint16_t *key = td_kv_index_key(&s.kv, s.pool, 1, p, e);
@@ -333,12 +346,19 @@ static void index_case(uint32_t heads, uint32_t topk, const uint32_t *n) {
                               .wt_scale = 0.25f,
                               .heads = heads,
                               .topk = topk,
+                              .score_bf16 = td_test_below(2),
                               .selected = want,
                               .workspace = td_test_bytes(td_index_workspace(heads, topk))};
     td_ops_select()->index(&host, &a);
     free(a.workspace);
     td_test_device_finish(&host);
     copy_batch(&c, &s);
+    if (pages) {
+        td_test_give(&dev, c.pages);
+        td_test_give(&dev, c.batch.run);
+        c.run[0].pages = c.pages = td_test_put(&dev, more, pages * sizeof *more);
+        c.batch.run = td_test_put(&dev, c.run, sizeof c.run);
+    }
     a.batch = &c.batch;
     a.q = td_test_put(&dev, q, q_floats * sizeof *q);
     a.wt = td_test_put(&dev, wt, rows * heads * sizeof *wt);
@@ -365,6 +385,7 @@ static void index_case(uint32_t heads, uint32_t topk, const uint32_t *n) {
     td_test_give(&dev, a.workspace);
     give_batch(&c);
     td_sequences_finish(&s);
+    free(more);
     free(q);
     free(wt);
     free(want);
@@ -373,10 +394,14 @@ static void index_case(uint32_t heads, uint32_t topk, const uint32_t *n) {
 
 static void index_keys(void **state) {
     (void)state;
-    index_case(64, 64, (uint32_t[]){1, 1, 0});
-    index_case(4, 17, (uint32_t[]){3, 1, 2});
-    index_case(3, 512, (uint32_t[]){1, 2, 1});
-    index_case(8, 1, (uint32_t[]){1, 1, 1});
+    index_case(64, 64, (uint32_t[]){1, 1, 0}, 0);
+    index_case(4, 17, (uint32_t[]){3, 1, 2}, 0);
+    index_case(3, 512, (uint32_t[]){1, 2, 1}, 0);
+    index_case(8, 1, (uint32_t[]){1, 1, 1}, 0);
+    index_case(2, 17, (uint32_t[]){140, 0, 0}, 0); /* a query a block */
+    /* The scores of a warp, which are 1,024 of 32,768, and more than it keeps. */
+    index_case(2, 512, (uint32_t[]){1, 0, 0}, 511);
+    index_case(2, 700, (uint32_t[]){1, 0, 0}, 530);
 }
 
 /* Against the definition with queries rounded to bf16; what is left is the rounding of exponentials

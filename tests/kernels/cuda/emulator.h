@@ -106,6 +106,12 @@ static inline void td_emulate_kernel(void (*kernel)(P...), dim3 grid, dim3 block
     } while (0)
 #define TD_LAUNCH_IN(d, lane, op, kernel, grid, block, shared, ...)                                \
     TD_EMULATE_LAUNCH(d, lane, op, kernel, grid, block, shared, 1, __VA_ARGS__)
+#define TD_LAUNCH_NEXT(d, op, kernel, grid, block, shared, ...)                                    \
+    TD_EMULATE_LAUNCH(d, TD_LANE_STEP, op, kernel, grid, block, shared, 1, __VA_ARGS__)
+static inline void td_launch_next(void) {
+}
+static inline void td_launch_wait(void) {
+}
 #define TD_LAUNCH_PAIRS(d, op, ...) TD_LAUNCH_BESIDE(d, op, 2, __VA_ARGS__)
 /* Not for kernels with __shared__ variables: there is one of each for all blocks. */
 #define TD_LAUNCH_BESIDE(d, op, beside, kernel, grid, block, shared, ...)                          \
