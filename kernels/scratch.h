@@ -21,9 +21,10 @@ enum {
     TD_INDEX_SPLIT_ROWS = 132,   /* queries in a launch at most, each with */
     TD_INDEX_DIGIT = 11,         /* the bits of a score */
     TD_INDEX_BINS = 1 << TD_INDEX_DIGIT, /* that are counted */
+    TD_INDEX_BINS_BYTES = TD_INDEX_SPLIT_ROWS * TD_INDEX_BINS * sizeof(uint32_t),
 };
 static inline size_t td_index_workspace_cuda(void) {
-    return (TD_INDEX_SCORES + (size_t)TD_INDEX_SPLIT_ROWS * TD_INDEX_BINS) * sizeof(uint32_t);
+    return TD_INDEX_SCORES * sizeof(uint32_t);
 }
 
 /* Heads or queries side by side: whole vectors of 8. */

@@ -81,6 +81,7 @@ static void cuda_close(struct td_device *d) {
         if (c->stream[i]) cudaStreamDestroy(c->stream[i]);
     }
     cudaFree(c->attend);
+    cudaFree(c->index_bins);
     free(c);
     d->state = NULL;
 }
@@ -108,6 +109,9 @@ static td_status cuda_open(struct td_device *d, uint32_t index, struct td_error 
     e = cudaMalloc((void **)&c->attend, td_cuda_attend_bytes());
     if (e == cudaSuccess)
         e = cudaMemsetAsync(c->attend, 0, td_cuda_attend_bytes(), c->stream[TD_LANE_STEP]);
+    if (e == cudaSuccess) e = cudaMalloc((void **)&c->index_bins, TD_INDEX_BINS_BYTES);
+    if (e == cudaSuccess)
+        e = cudaMemsetAsync(c->index_bins, 0, TD_INDEX_BINS_BYTES, c->stream[TD_LANE_STEP]);
     if (e != cudaSuccess) {
         cuda_close(d);
         return fail(err, TD_NO_MEMORY, "device", e);

@@ -40,6 +40,7 @@ struct td_cuda {
     const void *allowed[TD_CUDA_KERNELS]; /* by td_cuda_allow_shared */
     bool blocking;                        /* wait after every op, to find the faulty one */
     struct td_attend_left *attend;        /* workspace of the sparse core (attend.h) */
+    uint32_t *index_bins;                 /* of the indexer (select.h), left zeroed by its kernels */
 };
 
 static inline struct td_cuda *td_cuda_of(const struct td_device *d) {

@@ -277,7 +277,7 @@ void TD_FAST(index)(const struct td_device *d, const struct td_index_args *a) {
     p.candidate = a->candidate;
     p.stride = (keys + 3) & ~3u;
     p.score = (uint32_t *)a->workspace;
-    p.histogram = p.score + TD_INDEX_SCORES;
+    p.histogram = td_cuda_of(d)->index_bins;
     if (n > TD_INDEX_SPLIT_ROWS || p.stride > TD_INDEX_SCORES) {
         td_cuda_allow_shared(d, (const void *)keep_rows, shared, "index");
         TD_LAUNCH(d, "index", keep_rows, n, THREADS, shared, p);
