@@ -291,8 +291,8 @@ struct td_index_query_args {
  * with `score_bf16` the finished score is rounded to bf16 before any comparison. Equal scores: the
  * lower entry; ascending, then -1. Entry w is visible to position p when w < (p + 1) / 4. Keys are
  * read as stored. Only rows first..first + rows - 1 of the step: of q, wt and selected, which are
- * those of all rows, no others are touched. Scores exist for one tile of keys at a time; the
- * workspace has td_index_workspace bytes whatever the context length, 64-aligned.
+ * those of all rows, no others are touched. The workspace has the backend's index_workspace bytes
+ * (on a CPU td_index_workspace) whatever the context length, 64-aligned, and holds anything.
  *
  * With `candidate` a rank looks through the keys it has, and `selected` is not touched: of row
  * first + i, candidate[i] = those of its best min(topk, visible ones it has) keys, by ascending
