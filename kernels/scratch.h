@@ -17,9 +17,9 @@ enum {
 
 /* The indexer's workspace on a GPU, where few queries share the processors. */
 enum {
-    TD_INDEX_SCORES = 8 << 20,   /* held at once: 32 queries at a million tokens */
-    TD_INDEX_SPLIT_ROWS = 132,   /* queries in a launch at most, each with */
-    TD_INDEX_DIGIT = 11,         /* the bits of a score */
+    TD_INDEX_SCORES = 8 << 20,           /* held at once: 32 queries at a million tokens */
+    TD_INDEX_SPLIT_ROWS = 132,           /* queries in a launch at most, each with */
+    TD_INDEX_DIGIT = 11,                 /* the bits of a score */
     TD_INDEX_BINS = 1 << TD_INDEX_DIGIT, /* that are counted */
     TD_INDEX_BINS_BYTES = TD_INDEX_SPLIT_ROWS * TD_INDEX_BINS * sizeof(uint32_t),
 };

@@ -9,9 +9,10 @@
  * a second bf16, multiplied too, low parts first.
  *
  * K is cut into 8 contiguous parts of whole 128s; a part is one chain of products in ascending
- * pieces (with fp32 weights a chain ends with each 128, and a part is their sum in this order); the parts are added in ascending order to zero. A thread t of a row's four holds the
- * values LEN t .. LEN t + LEN - 1 of every 4 LEN, in words of 8, a word being two products; which
- * of the 8 share a register is what their format unpacks with the fewest instructions. */
+ * pieces (with fp32 weights a chain ends with each 128, and a part is their sum in this order); the
+ * parts are added in ascending order to zero. A thread t of a row's four holds the values LEN t ..
+ * LEN t + LEN - 1 of every 4 LEN, in words of 8, a word being two products; which of the 8 share a
+ * register is what their format unpacks with the fewest instructions. */
 #ifndef TD_KERNELS_CUDA_PRODUCT_H
 #define TD_KERNELS_CUDA_PRODUCT_H
 

@@ -40,7 +40,7 @@ struct td_cuda {
     const void *allowed[TD_CUDA_KERNELS]; /* by td_cuda_allow_shared */
     bool blocking;                        /* wait after every op, to find the faulty one */
     struct td_attend_left *attend;        /* workspace of the sparse core (attend.h) */
-    uint32_t *index_bins;                 /* of the indexer (select.h), left zeroed by its kernels */
+    uint32_t *index_bins; /* of the indexer (select.h), left zeroed by its kernels */
 };
 
 static inline struct td_cuda *td_cuda_of(const struct td_device *d) {
@@ -70,10 +70,10 @@ void td_cuda_allow_shared(const struct td_device *d, const void *kernel, size_t 
         kernel<<<grid, block, shared, td_cuda_of(d)->stream[lane]>>>(__VA_ARGS__);                 \
         td_cuda_check(d, lane, op);                                                                \
     } while (0)
-/* Each `beside` (up to 8) blocks that follow each other in a row of the grid run at once and reach each
- * other's dynamic shared memory; a multiple of them. Pairs: two. */
+/* Each `beside` (up to 8) blocks that follow each other in a row of the grid run at once and reach
+ * each other's dynamic shared memory; a multiple of them. Pairs: two. */
 #define TD_LAUNCH_PAIRS(d, op, ...) TD_LAUNCH_BESIDE(d, op, 2, __VA_ARGS__)
-#define TD_LAUNCH_BESIDE(d, op, beside, kernel, grid, block, shared, ...)                                 \
+#define TD_LAUNCH_BESIDE(d, op, beside, kernel, grid, block, shared, ...)                          \
     do {                                                                                           \
         cudaLaunchConfig_t config = {};                                                            \
         cudaLaunchAttribute pairs = {};                                                            \
@@ -116,8 +116,8 @@ static __device__ inline void td_launch_next(void) {
 static __device__ inline void td_launch_wait(void) {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
-/* A barrier of the blocks of a pair (or of more), by all threads of all; what was written before it is
- * seen behind it. */
+/* A barrier of the blocks of a pair (or of more), by all threads of all; what was written before it
+ * is seen behind it. */
 static __device__ inline void td_pair_sync(void) {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;"
                  :

@@ -1,10 +1,10 @@
-/* The k greatest of a query's scores, which lie in device memory: a block is one query. The greatest
- * digit of the k-th one is known from a histogram that the scoring blocks filled together; what is
- * left of it is found by counting once or twice more, with scores in registers. Equal scores: the
- * lower entry, which is a place in the order that is written anyway.
+/* The k greatest of a query's scores, which lie in device memory: a block is one query. The
+ * greatest digit of the k-th one is known from a histogram that the scoring blocks filled together;
+ * what is left of it is found by counting once or twice more, with scores in registers. Equal
+ * scores: the lower entry, which is a place in the order that is written anyway.
  *
- * A warp has one stretch of the scores. What it keeps of 1,024 of them are 32 words of bits, so that
- * places are sums of counted bits. */
+ * A warp has one stretch of the scores. What it keeps of 1,024 of them are 32 words of bits, so
+ * that places are sums of counted bits. */
 #ifndef TD_KERNELS_CUDA_SELECT_H
 #define TD_KERNELS_CUDA_SELECT_H
 
@@ -21,7 +21,7 @@ enum {
 struct td_select {
     struct td_op_batch b;
     uint32_t topk, stride;
-    bool bf16;            /* scores have 16 bits */
+    bool bf16;             /* scores have 16 bits */
     const uint32_t *score; /* [rows, stride] upper words of candidates, own keys */
     uint32_t *histogram;   /* [rows, TD_SELECT_BINS] of the upper digit; left zeroed */
     int32_t *selected;     /* [rows, topk] or */
@@ -139,7 +139,8 @@ static __global__ void __launch_bounds__(TD_SELECT_THREADS)
                 if (!once) td_select_load(score, x, end, v);
 #pragma unroll
                 for (uint32_t j = 0; j < 32; j++)
-                    if (v[j] - least <= most - least) atomicAdd(&s.bin[(v[j] - least) >> shift], 1u);
+                    if (v[j] - least <= most - least)
+                        atomicAdd(&s.bin[(v[j] - least) >> shift], 1u);
             }
             __syncthreads();
             own.x = s.bin[2 * t];

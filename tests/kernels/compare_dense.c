@@ -155,7 +155,8 @@ static void expert_linear(struct td_case *c) {
 
 static void round_fp8(struct td_case *c) {
     uint32_t n = rows(c, 512), dim = bench(c) ? 4096 : 8 * (1 + td_case_below(c, 50));
-    if (!bench(c) && td_case_below(c, 3) == 0) dim = 128 * (1 + td_case_below(c, 4)); /* whole groups */
+    if (!bench(c) && td_case_below(c, 3) == 0)
+        dim = 128 * (1 + td_case_below(c, 4)); /* whole groups */
     float *v = td_case_floats(c, (size_t)n * dim, -1, 1);
     for (size_t i = 0; i < (size_t)n * dim; i++) /* all magnitudes, zeros and a few infinities */
         v[i] *= td_case_below(c, 9) == 0 ? 0.0f : exp2f(td_case_uniform(c, -30, 30));
@@ -191,8 +192,12 @@ static void round_nvfp4(struct td_case *c) {
 static void rms_norm(struct td_case *c) {
     uint32_t n = rows(c, 512), dim = bench(c) ? 4096 : 16 * (1 + td_case_below(c, 40));
     switch (bench(c) ? 0 : td_case_below(c, 4)) {
-    case 1: dim = TD_HEAD_DIM; break; /* short rows have a form */
-    case 2: dim = 64 * (1 + td_case_below(c, 70)); break; /* and so have whole ones */
+    case 1:
+        dim = TD_HEAD_DIM;
+        break; /* short rows have a form */
+    case 2:
+        dim = 64 * (1 + td_case_below(c, 70));
+        break; /* and so have whole ones */
     }
     size_t xs = dim + td_case_below(c, 2) * 7, ys = dim + td_case_below(c, 2) * 9;
     const float *x = td_case_input(c, n * xs, -5, 5), *w = td_case_input(c, dim, 0, 2);

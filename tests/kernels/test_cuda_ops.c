@@ -92,8 +92,7 @@ static void give_spare(const struct td_spare *s, bool used) {
     td_test_get(&dev, bytes, s->at, SPARE + WATCHED);
     for (uint32_t i = 0; i < SPARE; i++)
         found = found || bytes[i] != 0xff;
-    if (found != used)
-        fail_msg("room for inputs: used %d, expected %d", found, used);
+    if (found != used) fail_msg("room for inputs: used %d, expected %d", found, used);
     for (uint32_t i = SPARE; i < SPARE + WATCHED; i++)
         if (bytes[i] != 0xff) fail_msg("written %u bytes behind the room for inputs", i - SPARE);
     td_test_give(&dev, s->at);
@@ -161,14 +160,15 @@ static void linear(void **state) {
     for (uint32_t c = 0; c < 30; c++)
         linear_case(formats[c % 5], ns[td_test_below(7)], outs[td_test_below(5)],
                     ins[td_test_below(6)], 16 * td_test_below(2), 64 * td_test_below(2), false);
-    /* FP8: whole 1024s of inputs, of which a part of K is one to four pieces and more; fp32: parts of
-     * several stretches, the last one short. */
+    /* FP8: whole 1024s of inputs, of which a part of K is one to four pieces and more; fp32: parts
+     * of several stretches, the last one short. */
     for (uint32_t k = 1; k <= 5; k++)
         linear_case(TD_W_FP8_BLOCK, 1 + td_test_below(8), outs[1 + td_test_below(4)], 1024 * k,
                     16 * td_test_below(2), 128 * td_test_below(2), false);
     linear_case(TD_W_F32, 1 + td_test_below(8), 24, 5 * 1024 + 160, 0, 0, false);
     linear_case(TD_W_F32, 17, 24, 5 * 1024 + 160, 0, 0, false);
-    /* Chunks: every number of rows of a tile, and several tiles; parts of K of one 128 and of two. */
+    /* Chunks: every number of rows of a tile, and several tiles; parts of K of one 128 and of two.
+     */
     static const uint32_t chunks[] = {256, 293, 389, 577};
     for (uint32_t c = 0; c < 8; c++)
         linear_case(formats[c % 4], chunks[td_test_below(4)], c % 2 ? 136 : 280, c < 4 ? 1152 : 384,
@@ -177,7 +177,8 @@ static void linear(void **state) {
 
 enum { E = 5 };
 struct experts_case {
-    uint32_t k, o, x, offset[E + 1], most; /* inputs, outputs, rows; most: of an expert, 0: unknown */
+    uint32_t k, o, x, offset[E + 1],
+        most; /* inputs, outputs, rows; most: of an expert, 0: unknown */
 };
 
 static void expert_case(enum td_weight_format format, const struct experts_case *own) {
@@ -216,8 +217,7 @@ static void expert_case(enum td_weight_format format, const struct experts_case 
             td_weight_row(&w[e], o, decoded);
             for (uint32_t r = offset[e]; r < offset[e + 1]; r++) {
                 double size, want = product(x + x_row[r] * K, &w[e], decoded, 0, K, &size);
-                if (!(fabs((double)y[r * O + o] - want) <=
-                      (two(format) ? 5e-6 : 1e-6) * size))
+                if (!(fabs((double)y[r * O + o] - want) <= (two(format) ? 5e-6 : 1e-6) * size))
                     fail_msg("format %d, expert %u row %u output %u: expected %.9g, found %.9g",
                              (int)format, e, r, o, want, (double)y[r * O + o]);
             }
@@ -232,8 +232,8 @@ static void expert_case(enum td_weight_format format, const struct experts_case 
     a.offset = td_test_put(&dev, fewer, sizeof fewer);
     fast.expert_linear(&dev, &a);
     td_test_get(&dev, again, a.y[0], R * O * sizeof *again);
-    td_test_same("an expert's rows among fewer", again + offset[E - 1] * O,
-                 y + offset[E - 1] * O, FEW * O * sizeof *again);
+    td_test_same("an expert's rows among fewer", again + offset[E - 1] * O, y + offset[E - 1] * O,
+                 FEW * O * sizeof *again);
     /* A rank that has none of the chosen experts: nothing is written. */
     memset(fewer, 0, sizeof fewer);
     td_upload(&dev, (void *)(uintptr_t)a.offset, fewer, sizeof fewer);
@@ -301,8 +301,8 @@ static void give_batch(struct copy *c) {
     td_test_give(&dev, c->pages);
 }
 
-/* The one row of the batch is at the end of a sequence of `pages` pages, which are the few there are
- * again and again. */
+/* The one row of the batch is at the end of a sequence of `pages` pages, which are the few there
+ * are again and again. */
 static void repeat_pages(struct td_sequences *s, uint32_t *pages, uint32_t n) {
     const uint32_t pos = n * TD_KV_PAGE_TOKENS - 1;
     assert_int_equal(s->batch.n, 1);

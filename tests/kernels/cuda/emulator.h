@@ -5,9 +5,9 @@
  * missing barrier shows (fibers run in ascending order in even blocks and in descending order in
  * odd ones), a barrier that not all threads reach ends the program with a sentence, and results are
  * those of the same arithmetic. Blocks (or pairs of them) run one after the other, in the host
- * thread that launches them; threads with kernels of their own run beside each other, so that ranks meet. Devices are
- * numbers: what is done to one while another is the thread's ends the program. Not a model of
- * memory or time. */
+ * thread that launches them; threads with kernels of their own run beside each other, so that ranks
+ * meet. Devices are numbers: what is done to one while another is the thread's ends the program.
+ * Not a model of memory or time. */
 #ifndef TD_TESTS_KERNELS_CUDA_EMULATOR_H
 #define TD_TESTS_KERNELS_CUDA_EMULATOR_H
 
